@@ -19,7 +19,7 @@ from typing import Any
 
 from record import REPOSITORY, Record, add_json_argument
 
-INPUT = ("pydoc", "pydoc:numpy,scipy,matplotlib")  # as in launch/quickstart.sh
+PACKAGES = ("python", "numpy", "scipy", "matplotlib")  # as in launch/quickstart.sh
 VOCABULARY_SIZE = 2048
 PREPARE = ("--eval_fraction", "0.05", "--max_line_repeats", "1")
 MEASURES = (
@@ -80,14 +80,15 @@ class CpuClock:
 
 def prepare(folder: Path, seq_len: int) -> Path:
     """Returns the dataset of `seq_len` tokens, prepared if it is missing."""
-    vocabulary, data = folder / "tokenizer.json", folder / f"data{seq_len}"
+    text, vocabulary, data = folder / "text", folder / "tokenizer.json", folder / f"data{seq_len}"
     cli = [sys.executable, "-m", "bert_jax.cli"]
     if not vocabulary.exists():
+        subprocess.run([sys.executable, REPOSITORY / "launch" / "python_docs.py", text, *PACKAGES], check=True)
         size = ["--size", str(VOCABULARY_SIZE)]
-        subprocess.run([*cli, "vocab", "--input", *INPUT, *size, "--output", vocabulary], check=True)
+        subprocess.run([*cli, "vocab", "--input", text, *size, "--output", vocabulary], check=True)
     if not (data / "dataset.json").exists():
         options = ["--output", data, "--seq_len", str(seq_len), *PREPARE]
-        subprocess.run([*cli, "prepare", "--input", *INPUT, "--vocab", vocabulary, *options], check=True)
+        subprocess.run([*cli, "prepare", "--input", text, "--vocab", vocabulary, *options], check=True)
     return data
 
 

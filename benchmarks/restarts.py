@@ -28,7 +28,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from record import Record, add_json_argument
+from record import REPOSITORY, Record, add_json_argument
 
 ROOT = Path(__file__).parents[1]
 CLUSTER = ROOT / "launch" / "local_cluster.sh"
@@ -52,10 +52,11 @@ class Measured:
 
 
 def prepare(folder: Path) -> Path:
-    vocabulary, data = folder / "tokenizer.json", folder / "data"
+    text, vocabulary, data = folder / "text", folder / "tokenizer.json", folder / "data"
+    subprocess.run([sys.executable, REPOSITORY / "launch" / "python_docs.py", text, "python"], check=True)
     cli = [sys.executable, "-m", "bert_jax.cli"]
-    subprocess.run([*cli, "vocab", "--input", "pydoc", "--output", vocabulary, "--size", "4000"], check=True)
-    command = ["prepare", "--input", "pydoc", "--vocab", vocabulary, "--output", data, "--seq_len", "128"]
+    subprocess.run([*cli, "vocab", "--input", text, "--output", vocabulary, "--size", "4000"], check=True)
+    command = ["prepare", "--input", text, "--vocab", vocabulary, "--output", data, "--seq_len", "128"]
     subprocess.run([*cli, *command], check=True, stdout=subprocess.DEVNULL)
     return data
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from record import Record, add_json_argument
+from record import REPOSITORY, Record, add_json_argument
 
 MEASURES = ("bert_jax",)
 PLOT = Path(__file__).parents[1] / "docs" / "images" / "soak.svg"
@@ -137,8 +137,10 @@ def _samples(folder: Path) -> list[dict[str, Any]]:
 def _make_inputs(folder: Path, environment: dict[str, str]) -> int:
     """Prepares the dataset, and returns the steps of a minute."""
     (folder / "tmp").mkdir(parents=True)
-    _call(environment, folder, "vocab", "--input=pydoc", f"--output={folder}/tokenizer.json", "--size=2048")
-    _call(environment, folder, "prepare", "--input=pydoc", f"--vocab={folder}/tokenizer.json",
+    script = REPOSITORY / "launch" / "python_docs.py"
+    subprocess.run([sys.executable, script, folder / "text", "python"], check=True)
+    _call(environment, folder, "vocab", f"--input={folder}/text", f"--output={folder}/tokenizer.json", "--size=2048")
+    _call(environment, folder, "prepare", f"--input={folder}/text", f"--vocab={folder}/tokenizer.json",
           f"--output={folder}/data", "--seq_len=64", "--eval_fraction=0.05")  # fmt: skip
     return _steps_per_minute(folder, environment)
 

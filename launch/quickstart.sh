@@ -10,7 +10,7 @@ set -euo pipefail
 
 out=${1:-quickstart}
 shift || true
-read -ra text <<< "${TEXT:-pydoc pydoc:numpy,scipy,matplotlib}"
+read -ra text <<< "${TEXT:-}"
 least=1.0 # nats under the unigram baseline; runs that have learned no word order stay some 0.7 under it
 mkdir -p "$out"
 bin=$(dirname "$(command -v bert-jax)")
@@ -19,7 +19,12 @@ export JAX_PLATFORMS=${JAX_PLATFORMS:-cpu}
 step() { printf '\n== %s\n' "$*"; }
 exists() { [ -e "$1" ] && echo "$1 already exists"; }
 
-step "1/6  vocabulary: 2,048 word pieces"
+step "1/6  text, and a vocabulary of 2,048 word pieces"
+if [ ${#text[@]} -eq 0 ]; then
+  text=("$out/text")
+  exists "$out/text/matplotlib.txt" || "$bin/python" "$(dirname "$0")/python_docs.py" "$out/text" \
+    python numpy scipy matplotlib
+fi
 exists "$out/tokenizer.json" || bert-jax vocab --input "${text[@]}" --size 2048 --output "$out/tokenizer.json"
 
 step "2/6  dataset: sentence pairs of 32 tokens, 5% of the documents held out"

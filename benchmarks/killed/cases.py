@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from record import REPOSITORY
+
 Words = list[object]
 
 MODEL = {
@@ -25,7 +27,10 @@ TASK = {
     "checkpoint.every_steps": 20,
 }  # fmt: skip
 VOCABULARY_SIZE = 4096  # embeddings of 2 MB: arrays above 1 MiB are saved in a way of their own
-TEXT = "pydoc:json,email,http,xml,unittest,asyncio,argparse,typing,decimal,datetime,logging,collections,subprocess"
+PACKAGES = (
+    "json", "email", "http", "xml", "unittest", "asyncio", "argparse", "typing", "decimal", "datetime", "logging",
+    "collections", "subprocess",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ CASES = {
         lambda inputs, output: ["study", inputs / "study.py", f"--workdir={output}"], resumes=True
     ),
     "vocab": Case(
-        lambda inputs, output: ["vocab", "--input", "pydoc", "--output", output / "tokenizer.json", "--size",
+        lambda inputs, output: ["vocab", "--input", inputs / "text", "--output", output / "tokenizer.json", "--size",
                                 VOCABULARY_SIZE],
         writes_files=True,
     ),
@@ -153,10 +158,11 @@ def make_inputs(folder: Path, environment: Mapping[str, str]) -> None:
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     _write_texts(folder)
-    run("vocab", "--input", TEXT, "--output", folder / "tokenizer.json", "--size", VOCABULARY_SIZE)
+    subprocess.run([sys.executable, REPOSITORY / "launch" / "python_docs.py", folder / "text", *PACKAGES], check=True)
+    run("vocab", "--input", folder / "text", "--output", folder / "tokenizer.json", "--size", VOCABULARY_SIZE)
     for length in (32, 64):
-        run("prepare", "--input", TEXT, "--vocab", folder / "tokenizer.json", "--output", folder / f"data{length}",
-            "--seq_len", length, "--eval_fraction", 0.1)  # fmt: skip
+        run("prepare", "--input", folder / "text", "--vocab", folder / "tokenizer.json", "--output",
+            folder / f"data{length}", "--seq_len", length, "--eval_fraction", 0.1)  # fmt: skip
     run(*_pretrain(total_steps=20)(folder, folder / "base"))
     run("export", "--checkpoint", folder / "base", "--output", folder / "exported")
     run(*_finetune(num_epochs=1)(folder, folder / "classifier"))

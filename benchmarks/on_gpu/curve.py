@@ -22,7 +22,7 @@ from etils import epath
 from on_gpu.cases import INTERRUPTED, Cases, OutOfTimeError
 from on_gpu.scale import Scale
 from on_gpu.steps import Rounds, Setting, Step, largest
-from record import Record
+from record import REPOSITORY, Record
 
 from bert_jax.config import load_config
 from bert_jax.errors import Interrupted
@@ -80,7 +80,7 @@ def curve(cases: Cases, record: Record, scale: Scale, work: Path, data: str, min
 
 def prepare(work: Path, scale: Scale) -> str:
     """Returns the dataset of `scale.text`, prepared if it is missing."""
-    vocabulary, data = work / "tokenizer.json", work / "data"
+    text, vocabulary, data = work / "text", work / "tokenizer.json", work / "data"
     cli = [sys.executable, "-m", "bert_jax.cli"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     options = {
@@ -90,9 +90,12 @@ def prepare(work: Path, scale: Scale) -> str:
             "--eval_fraction", "0.05", "--max_line_repeats", "1", "--workers", str(os.cpu_count()),
         ],
     }  # fmt: skip
+    if not text.exists():
+        script = REPOSITORY / "launch" / "python_docs.py"
+        subprocess.run([sys.executable, script, text, *scale.text], check=True)
     for made, words in options.items():
         if not made.exists():
-            command = [*cli, words[0], "--input", *scale.text, *words[1:]]
+            command = [*cli, words[0], "--input", str(text), *words[1:]]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
     return str(data)
 

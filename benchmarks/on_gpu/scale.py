@@ -52,7 +52,7 @@ class Scale:
     curve_rows: tuple[int, ...] = (512, 256, 128, 64, 32)
     least_curve_seconds: float = 120.0
     vocab_size: int = 30_522
-    text: tuple[str, ...] = ("pydoc", "pydoc:numpy,scipy,matplotlib")
+    text: tuple[str, ...] = ("python", "numpy", "scipy", "matplotlib")  # of launch/python_docs.py
 
 
 FULL = Scale()
@@ -81,5 +81,5 @@ REHEARSAL = Scale(
     curve_rows=(8,),
     least_curve_seconds=1.0,
     vocab_size=512,
-    text=("pydoc:json,email",),
+    text=("json", "email"),
 )

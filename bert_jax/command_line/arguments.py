@@ -182,9 +182,8 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
         sub.add_argument(
             "--input", nargs="+", required=required, metavar="GLOB",
             help="files, folders or patterns: text (a blank line between documents), JSON lines, CSV, TSV, also .gz, "
-            ".bz2, .zst; Parquet, Arrow; `hf://datasets/NAME/...` and other stores; `-` is stdin; "
-            "`tfds:NAME[:SPLIT[:FEATURE]]` is a TFDS dataset; `pydoc` is Python's own documentation, in English; "
-            "`pydoc:NAME,NAME` is the docstrings of installed packages",
+            ".bz2, .xz, .zst; Parquet, Arrow; `hf://datasets/NAME/...` and other stores; `-` is stdin; "
+            "`tfds:NAME[:SPLIT[:FEATURE]]` is a TFDS dataset",
         )  # fmt: skip
 
     def add_config(sub: _Parser, name: str, metavar: str, text: str, **options: Any) -> None:

@@ -24,7 +24,7 @@ COMMAND_HELP = {
         (
             "vocab --input 'text/*.txt' --output tokenizer.json",
             "vocab --input 'wiki/*.jsonl.gz' --output tokenizer.json --cased --size 28996",
-            "vocab --input pydoc --output tokenizer.json --size 8192",
+            "vocab --input reviews.csv --text_field body --output tokenizer.json --size 8192",
             "vocab --input 'thai/*.txt' --output thai.json --kind unigram --size 32000",
             "vocab --extend imported --input 'domain/*.txt' --add 1000 --output extended.json",
         ),

@@ -35,9 +35,14 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 def parse_path(path: str | os.PathLike[str]) -> epath.Path:
     """Returns the path that a user has given; a local path is returned unchanged, relative or not.
 
-    Raises InputError for an unknown scheme, a missing package that opens the scheme, or a missing bucket name.
+    Raises InputError for a path that is not UTF-8, an unknown scheme, a missing package that opens the scheme, or a
+    missing bucket name.
     """
     name = os.fspath(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{os.fsencode(name)!a}: the path is not UTF-8; rename the file or folder") from error
     if is_remote(name):
         scheme, _, rest = name.partition("://")
         if scheme not in _PACKAGES:
@@ -57,7 +62,8 @@ def parse_path(path: str | os.PathLike[str]) -> epath.Path:
 
 def absolute(path: str | os.PathLike[str]) -> epath.Path:
     """Returns the path of `parse_path`, absolute if local. (`resolve` takes a remote path for a local folder.)"""
-    return parse_path(path) if is_remote(path) else epath.Path(path).resolve()
+    parsed = parse_path(path)
+    return parsed if is_remote(path) else parsed.resolve()
 
 
 def store_of(path: str | os.PathLike[str]) -> tuple[Any, str]:

@@ -3,12 +3,14 @@
 Offsets are in the decompressed file. The name's extension says how it is compressed and what it holds.
 """
 
+import io
+import lzma
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedReader
-from typing import BinaryIO
+from dataclasses import dataclass
+from typing import Any, BinaryIO
 
 from etils import epath
 
@@ -18,7 +20,7 @@ from bert_jax.files import remote
 MAX_LINE_BYTES = 64 << 20
 """Length limit of a line, since a line must fit in memory."""
 
-COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".xz": "xz"}
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HEAD_BYTES = 4096
 _JSON_OBJECT = re.compile(rb'[ \t]*\{[ \t]*"[^"]*"[ \t]*:')
@@ -52,23 +54,55 @@ def text_format(path: str) -> str:
         raise InputError(f"{path}: a pointer of Git LFS, without the file; run: git lfs pull")
     if b"\0" in head:
         raise InputError(
-            f"{path}: not text in UTF-8 (byte 0x00 at offset {head.index(0)}); name compressed files .gz, .bz2 or "
-            ".zst, re-encode text, such as with iconv -f UTF-16 -t UTF-8, and leave out other files"
+            f"{path}: not text in UTF-8 (byte 0x00 at offset {head.index(0)}); name compressed files "
+            f"{', '.join(COMPRESSED)}, re-encode text, such as with iconv -f UTF-16 -t UTF-8, and leave out other files"
         )
     return named or ("wiki" if head.startswith(b"<doc ") else "json" if _JSON_OBJECT.match(head) else "text")
 
 
 def open_text(path: str) -> BinaryIO:
-    """Opens a file for reading; .gz, .bz2 and .zst files are decompressed, all of their parts, to the last byte.
+    """Opens a file for reading; compressed files are decompressed, all of their parts, to the last byte.
 
-    pyarrow notices a truncated file, which the stream readers of `zstandard` and fsspec take for a shorter one.
+    Each CR of a file without LF in its first bytes is read as LF: its lines end with CR.
     """
     file = remote.open_to_read(path)
-    if (extension := os.path.splitext(path.lower())[1]) not in COMPRESSED:
-        return file
-    import pyarrow as pa
+    match COMPRESSED.get(os.path.splitext(path.lower())[1]):
+        case None:
+            buffered = file
+        case "xz":
+            buffered = io.BufferedReader(lzma.LZMAFile(file), 1 << 20)  # noqa: SIM115
+        case compression:
+            # pyarrow notices a truncated file, which the readers of `zstandard` and fsspec take for a shorter one.
+            import pyarrow as pa
 
-    return BufferedReader(pa.CompressedInputStream(file, COMPRESSED[extension]), 1 << 20)
+            buffered = io.BufferedReader(pa.CompressedInputStream(file, compression), 1 << 20)
+    head = buffered.peek(_HEAD_BYTES)[:-1]  # type: ignore[attr-defined]  # the last byte may be the CR of a CR LF
+    return buffered if b"\n" in head or b"\r" not in head else io.BufferedReader(_CarriageReturns(buffered), 1 << 20)
+
+
+class _CarriageReturns(io.RawIOBase):
+    """File whose CR is read as LF."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self._file.seekable()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(offset, whence)
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data.replace(b"\r", b"\n")
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 def lines_from(path: str, start: int, end: int | None) -> Iterator[tuple[int, bytes]]:
@@ -86,11 +120,19 @@ def lines_from(path: str, start: int, end: int | None) -> Iterator[tuple[int, by
             return
         while line := file.readline(MAX_LINE_BYTES + 1):
             if len(line) > MAX_LINE_BYTES:
-                where = f"{path}:{line_number(path, offset)}"
+                where = locate(path, offset)
                 raise InputError(f"{where}: a line must be at most {MAX_LINE_BYTES} bytes; insert line breaks")
             text = line.removesuffix(b"\n")
             yield offset, text if offset else text.removeprefix(_BYTE_ORDER_MARK)
             offset += len(line)
+
+
+def locate(path: str, position: int | str) -> str:
+    """Returns a location for messages: "PATH:LINE" for a byte offset, "PATH: POSITION" for text such as "row 3".
+
+    Slow for an offset: reads the file up to it.
+    """
+    return f"{path}: {position}" if isinstance(position, str) else f"{path}:{line_number(path, position)}"
 
 
 def line_number(path: str, offset: int) -> int:
@@ -103,19 +145,38 @@ def line_number(path: str, offset: int) -> int:
     return number
 
 
-def decode_line(line: bytes, path: str, offset: int, errors: str = "strict") -> str:
-    """Decodes the line of a file that begins at `offset`; `errors` as in `bytes.decode`.
+@dataclass
+class Utf8:
+    """Decoder of UTF-8.
 
-    Raises InputError for bytes that are not UTF-8, with the file and the number of the line.
+    Attributes:
+      errors: "strict", or "replace" to read invalid bytes as U+FFFD.
+      replaced: the number of lines or values that had invalid bytes.
     """
+
+    errors: str = "strict"
+    replaced: int = 0
+
+    def decode(self, data: bytes) -> str:
+        """Decodes a line or a value. Raises ValueError for invalid bytes, unless they are replaced."""
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            if self.errors == "strict":
+                raise ValueError(
+                    f"not UTF-8 (byte 0x{data[error.start]:02x}); re-encode it, such as with iconv -f ISO-8859-1 -t "
+                    "UTF-8, or pass --errors replace to prepare and vocab"
+                ) from error
+        self.replaced += 1
+        return data.decode("utf-8", self.errors)
+
+
+def decode_line(line: bytes, path: str, offset: int, utf8: Utf8) -> str:
+    """Decodes the line of a file that begins at `offset`. Raises InputError, with its number, for invalid UTF-8."""
     try:
-        return line.decode("utf-8", errors)
-    except UnicodeDecodeError as error:
-        number = line_number(path, offset) + line.count(b"\n", 0, error.start)
-        raise InputError(
-            f"{path}:{number}: not UTF-8 (byte 0x{line[error.start]:02x}); re-encode the file, such as with iconv -f "
-            "ISO-8859-1 -t UTF-8, or pass --errors replace to prepare and vocab"
-        ) from error
+        return utf8.decode(line)
+    except ValueError as error:
+        raise InputError(f"{locate(path, offset)}: {error}") from error
 
 
 def file_bytes(path: str) -> int:
@@ -130,6 +191,6 @@ def _named(path: str) -> Iterator[None]:
     try:
         with remote.store_errors(path):
             yield
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, lzma.LZMAError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise InputError(f"{path}: cannot be read ({reason}); check it, or fetch it again") from error

@@ -33,7 +33,7 @@ import numpy as np
 from bert_jax.batch import Batch
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.files.text_files import decode_line, lines_from, named_format, text_format
+from bert_jax.files.text_files import Utf8, decode_line, lines_from, named_format, text_format
 from bert_jax.finetuning.forward import Forward, LoadedModel, load_model
 from bert_jax.finetuning.inputs.batching import EncodedExamples
 from bert_jax.inference.opening import open_model_of
@@ -193,7 +193,7 @@ def extract(
 
 def _texts(path: str) -> Iterator[tuple[str, str | None]]:
     for offset, line in lines_from(path, 0, None):
-        text = decode_line(line, path, offset).strip()
+        text = decode_line(line, path, offset, Utf8()).strip()
         pair = re.fullmatch(r"(.*) \|\|\| (.*)", text, re.DOTALL)
         yield (pair[1], pair[2]) if pair else (text, None)
 

@@ -74,7 +74,7 @@ def _train_vocabulary(
 ) -> tuple[dict[str, Any], str, "Tokenizer"]:
     from bert_jax.text.vocabulary_training import train_vocabulary
 
-    with _documents(options) as documents:
+    with _documents(options, not training.cased) as documents:
         tokenizer = train_vocabulary(documents, training)
     return _described(options, tokenizer), f"{options.output}: {tokenizer.vocab_size:,} pieces", tokenizer
 
@@ -93,7 +93,7 @@ def _extend_vocabulary(
 
     old = _open_tokenizer(options.extend)
     check_wordpiece(old, f"--extend={options.extend}")
-    with _documents(options) as documents:
+    with _documents(options, old.lowercase) as documents:
         extended = extend_by_documents(
             documents, old, number=extension.add, min_count=extension.min_count,
             replace_unused=extension.replace_unused,
@@ -112,17 +112,20 @@ def _extend_vocabulary(
 
 
 @contextmanager
-def _documents(options: argparse.Namespace) -> Iterator[Iterator[str]]:
+def _documents(options: argparse.Namespace, lowercase: bool) -> Iterator[Iterator[str]]:
     """Gives the documents of `--input`, read with a progress bar. Raises InputError at once for a missing file."""
     from bert_jax.data.corpora import corpus
     from bert_jax.data.corpora.standard_input import spooled
+    from bert_jax.data.corpora.text_hints import warn_of_text
 
     reading = make_options(CorpusOptions, options)
     with (
         tempfile.TemporaryDirectory(prefix="bert-jax-vocab-") as folder,
         spooled(options.input, Path(folder)) as (inputs, _),
     ):
-        yield _read_documents(corpus.plan(inputs, reading), reading, bars(quiet=options.quiet))
+        slices = corpus.plan(inputs, reading)
+        warn_of_text(slices, reading, lowercase)
+        yield _read_documents(slices, reading, bars(quiet=options.quiet))
 
 
 def _open_tokenizer(location: str) -> "Tokenizer":

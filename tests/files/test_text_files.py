@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import itertools
+import lzma
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,13 @@ from bert_jax import cli
 from bert_jax.data.corpora.corpus import CorpusOptions, plan, read
 from bert_jax.errors import InputError
 from bert_jax.files import text_files
-from bert_jax.files.text_files import decode_line, line_number, lines_from
+from bert_jax.files.text_files import Utf8, decode_line, line_number, lines_from
 
 TEXT = "the ship sees the storm .\n\na little wave .\n"
-COMPRESS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".zst": zstandard.ZstdCompressor().compress}
+COMPRESS = {
+    "": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor().compress,
+}  # fmt: skip
 
 
 def documents(path, errors="strict", slice_bytes=1 << 20) -> list[str]:
@@ -41,14 +45,14 @@ def test_lines_from_any_offset(suffix: str, tmp_path: Path):
     assert [line_number(str(path), offset) for offset, _ in begins] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
+@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
 def test_all_parts_of_a_compressed_file_are_read_and_a_cut_one_is_refused(suffix: str, tmp_path: Path):
     path = tmp_path / f"a.txt{suffix}"
     content = COMPRESS[suffix](b"one\ntwo\n" * 1000) + COMPRESS[suffix](b"three\n")
     path.write_bytes(content)
     assert [line for _, line in lines_from(str(path), 0, None)] == [b"one", b"two"] * 1000 + [b"three"]
     path.write_bytes(content[:-4])
-    with pytest.raises(InputError, match=rf"^{path}: .*[Tt]runcated"):
+    with pytest.raises(InputError, match=rf"^{path}: .*([Tt]runcated|ended before)"):
         list(lines_from(str(path), 0, None))
 
 
@@ -74,7 +78,9 @@ def test_invalid_utf8_is_refused_with_its_line(tmp_path: Path):
     with pytest.raises(InputError, match=r"a\.txt:2: .*UTF-8.*0xe9"):
         documents(tmp_path / "a.txt")
     assert documents(tmp_path / "a.txt", "replace") == ["the ship .\nthe caf\ufffd ."]
-    assert decode_line(b"caf\xe9", "", 0, "ignore") == "caf"
+    utf8 = Utf8("replace")
+    assert [decode_line(line, "", 0, utf8) for line in (b"caf\xe9", b"tea")] == ["caf\ufffd", "tea"]
+    assert utf8.replaced == 1
 
 
 def test_compressed_data_under_a_plain_name_is_refused(tmp_path: Path):

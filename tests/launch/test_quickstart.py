@@ -50,7 +50,8 @@ def run(folder: Path, *arguments: str, **environment: str) -> tuple[subprocess.C
     """Returns the finished script and the calls of the fake, and forgets them."""
     done = subprocess.run(
         ["bash", SCRIPT, *arguments], cwd=folder, capture_output=True, text=True, check=False,
-        env={**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}", "SCORES": json.dumps(SCORES), **environment},
+        env={**os.environ, "PATH": f"{folder}/bin:{os.environ['PATH']}", "SCORES": json.dumps(SCORES),
+             "TEXT": "a.txt", **environment},
     )  # fmt: skip
     file = folder / "calls"
     calls = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -111,6 +112,19 @@ def test_text_and_overrides_are_passed_on(fake: Path):
     for call in calls[:2]:
         assert call[1:4] == ["--input", "a.txt", "b.txt"]
     assert calls[2][-1] == "--config.seed=3"
+
+
+def test_without_a_text_it_is_written_once(fake: Path):
+    script = '#!/bin/sh\nmkdir -p "$2" && touch "$2/matplotlib.txt" && echo "$@" >> wrote\n'
+    (fake / "bin" / "python").write_text(script)
+    for _ in range(2):
+        done, calls = run(fake, "mine", TEXT="")
+        assert done.returncode == 0, done.stderr
+    assert [call[0] for call in calls] == ["pretrain", "fill-mask", "report", "evaluate"]
+    (line,) = (fake / "wrote").read_text().splitlines()
+    script, *arguments = line.split()
+    assert Path(script).exists()
+    assert arguments == ["mine/text", "python", "numpy", "scipy", "matplotlib"]
 
 
 @pytest.mark.long

@@ -11,35 +11,35 @@ documents as reading the files sequentially, for any slice size.
 
 | format | recognized by | a slice is a range of | reader |
 | --- | --- | --- | --- |
-| Parquet, Arrow | suffix | row groups, record batches | `columnar_corpus` |
-| CSV, TSV | suffix | the file | `csv_corpus` |
-| JSON lines | suffix `.jsonl`, `.ndjson`, `.json`, or a first line such as `{"id":` | bytes | `json_corpus` |
+| Parquet, Arrow | suffix | row groups, record batches | `record_corpus`, `token_corpus` |
+| CSV; TSV with quotes | suffix | the file | `record_corpus` |
+| TSV | suffix | bytes | `record_corpus` |
+| JSON lines | suffix `.jsonl`, `.ndjson`, `.json`, or a first line such as `{"id":` | bytes | `record_corpus` |
 | WikiExtractor's | `<doc ` at the start | bytes | `text_corpus` |
 | plain text | any other name | bytes | `text_corpus` |
 | TFDS | `tfds:NAME` | examples | `tfds_corpus` |
-| docstrings | `pydoc`, `pydoc:NAME` | the input | `pydoc_corpus` |
 
-Text, JSON lines, CSV and TSV are also read as `.gz`, `.bz2` or `.zst`; such a file is one slice. The text of a record
-is its field `CorpusOptions.text_field`.
+All but Parquet, Arrow and TFDS are also read as `.gz`, `.bz2`, `.xz` or `.zst`; such a file is one slice. The text of a
+record is its field `CorpusOptions.text_field`.
 """
 
+import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from bert_jax.data.corpora import pydoc_corpus, tfds_corpus
-from bert_jax.data.corpora.columnar_corpus import columnar_documents, columnar_slices
+from bert_jax.data.corpora import tfds_corpus
 from bert_jax.data.corpora.corpus_inputs import expand, is_local_file
 from bert_jax.data.corpora.corpus_options import TEXT_FIELD, CorpusOptions
-from bert_jax.data.corpora.csv_corpus import csv_documents
-from bert_jax.data.corpora.documents import documents_of
-from bert_jax.data.corpora.json_corpus import json_documents
+from bert_jax.data.corpora.record_corpus import COLUMNAR, columnar_slices, columnar_texts, row_texts
 from bert_jax.data.corpora.text_corpus import text_documents, wiki_documents
 from bert_jax.errors import InputError
 from bert_jax.files import provenance, remote
-from bert_jax.files.text_files import COMPRESSED, file_bytes, text_format
+from bert_jax.files.text_files import COMPRESSED, Utf8, file_bytes, locate, text_format
+
+log = logging.getLogger(__name__)
 
 SLICE_BYTES = 8 << 20
 """Bytes on disk that one task reads."""
@@ -52,7 +52,7 @@ class Slice:
     """Part of a corpus that one worker reads: the documents of the range [start, end) of a file.
 
     Attributes:
-      path: the file, "pydoc", "pydoc:NAME", or "tfds:NAME:SPLIT:FEATURE".
+      path: the file, or "tfds:NAME:SPLIT:FEATURE".
       start, end: byte offsets, or indices of Parquet row groups, Arrow record batches or a TFDS dataset's examples; 0
         and None for the whole file.
       bytes: the size on disk, for progress bars.
@@ -67,7 +67,7 @@ class Slice:
 def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE_BYTES) -> list[Slice]:
     """Splits a corpus into slices of about `slice_bytes` bytes, in the order of `expand`.
 
-    Compressed files, CSV, "pydoc", "pydoc:NAME" and, with `documents="file"`, plain text are one slice each.
+    Compressed files, CSV and, with `documents="file"`, plain text are one slice each.
 
     Raises:
       InputError: as `expand`, an unreadable file, a file that is neither text nor a table, a TFDS dataset that is not
@@ -86,34 +86,30 @@ def slices_of(files: Sequence[str], options: CorpusOptions, slice_bytes: int = S
     """Splits files of `expand` into slices, as `plan` does."""
     if slice_bytes < 1:
         raise InputError(f"slice_bytes={slice_bytes}: must be at least 1")
-    slices: list[Slice] = []
-    for path in files:
-        if tfds_corpus.is_tfds(path):
-            slices += _example_slices(path, slice_bytes)
-        elif pydoc_corpus.is_pydoc(path):
-            slices.append(Slice(path, 0, None, pydoc_corpus.source_bytes(path)))
-        else:
-            slices += _file_slices(path, options, slice_bytes)
-    return slices
+    return [
+        Slice(path, *cut)
+        for path in files
+        for cut in (
+            tfds_corpus.slices(path, slice_bytes)
+            if tfds_corpus.is_tfds(path)
+            else _file_slices(path, options, slice_bytes)
+        )
+    ]
 
 
-def _file_slices(path: str, options: CorpusOptions, slice_bytes: int) -> list[Slice]:
+def _file_slices(path: str, options: CorpusOptions, slice_bytes: int) -> list[tuple[int, int | None, int]]:
     size = file_bytes(path)
-    whole = [Slice(path, 0, None, size)]
     if size <= slice_bytes or path.lower().endswith(tuple(COMPRESSED)):
-        return whole
+        return [(0, None, size)]
     kind = text_format(path)
-    if kind in ("csv", "tsv") or (kind == "text" and options.documents == "file"):
-        return whole
-    if kind in ("parquet", "arrow"):
-        return [Slice(path, *cut) for cut in columnar_slices(path, kind, size, slice_bytes)]
-    cuts = [*range(0, size, slice_bytes), size]
-    return [Slice(path, start, end, end - start) for start, end in pairwise(cuts)]
+    if kind in COLUMNAR:
+        return columnar_slices(path, kind, size, slice_bytes)
+    if kind == "csv" or (kind == "tsv" and options.tsv_quotes) or (kind == "text" and options.documents == "file"):
+        return [(0, None, size)]
+    return [(start, end, end - start) for start, end in pairwise([*range(0, size, slice_bytes), size])]
 
 
 def _has_fields(path: str) -> bool:
-    if pydoc_corpus.is_pydoc(path):
-        return False
     return tfds_corpus.is_tfds(path) or text_format(path) not in ("text", "wiki")
 
 
@@ -137,8 +133,6 @@ def group_slices(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
 
 def fingerprint(path: str) -> str:
     """Returns a string that identifies the content of a file of a `plan`; it changes with any change to the file."""
-    if pydoc_corpus.is_pydoc(path):
-        return pydoc_corpus.fingerprint(path)
     if tfds_corpus.is_tfds(path):
         return tfds_corpus.fingerprint(path)
     if remote.is_remote(path):
@@ -172,19 +166,13 @@ def _describe_file(path: str) -> dict[str, Any]:
     return {"path": os.path.abspath(path), "bytes": status.st_size, "modified": provenance.utc(status.st_mtime)}
 
 
-def _example_slices(path: str, slice_bytes: int) -> list[Slice]:
-    examples, size = tfds_corpus.size(path)
-    count = max(1, min(examples, -(-size // slice_bytes)))
-    cuts = [(examples * i // count, size * i // count) for i in range(count + 1)]
-    return [Slice(path, start, end, after - before) for (start, before), (end, after) in pairwise(cuts)]
-
-
 def read(piece: Slice, options: CorpusOptions) -> Iterator[str]:
     r"""Yields the documents of a slice, in the file's order.
 
     A document is its lines joined by "\n", each stripped of white space, without blank lines; empty documents are
-    dropped. Only "\n" ends a line ("\r\n" too, as "\r" is white space): U+2028 and similar characters do not.
-    Documents that are split because of `max_document_bytes` are logged as one warning.
+    dropped. Only "\n" ends a line ("\r\n" too, as "\r" is white space; and "\r" in a file without "\n"): U+2028 and
+    similar characters do not. Documents that are split because of `max_document_bytes` are logged as one warning, and
+    so are the lines and values with invalid UTF-8 that `errors` replaces, with their number.
 
     Raises:
       InputError: with the file and the line (from 1, counted in the whole file): invalid UTF-8, a record without a
@@ -192,26 +180,43 @@ def read(piece: Slice, options: CorpusOptions) -> Iterator[str]:
         file only: a file that cannot be opened, or is neither text nor a table. For other formats, as their readers.
     """
     path, start, end = piece.path, piece.start, piece.end
-    if pydoc_corpus.is_pydoc(path):
-        yield from pydoc_corpus.documents(path)
-        return
-    if tfds_corpus.is_tfds(path):
-        yield from _read_examples(piece, options)
-        return
-    kind = text_format(path)
-    if kind in ("parquet", "arrow"):
-        yield from columnar_documents(path, kind, start, end, options)
-    elif kind in ("csv", "tsv"):
-        yield from csv_documents(path, kind, options)
-    elif kind == "json":
-        yield from json_documents(path, start, end, options)
+    utf8 = Utf8(options.errors)
+    kind = "tfds" if tfds_corpus.is_tfds(path) else text_format(path)
+    if kind == "text":
+        yield from text_documents(path, start, end, options, utf8)
     elif kind == "wiki":
-        yield from wiki_documents(path, start, end, options)
+        yield from wiki_documents(path, start, end, options, utf8)
+    elif kind == "tfds":
+        yield from _documents(path, tfds_corpus.texts(path, start, end, utf8), options.max_document_bytes)
     else:
-        yield from text_documents(path, start, end, options)
+        texts = columnar_texts if kind in COLUMNAR else row_texts
+        yield from _documents(path, texts(path, kind, start, end, options, utf8), options.max_document_bytes)
+    if utf8.replaced:
+        where = path if end is None else f"{path}, {start:,} to {end:,}"
+        log.warning("%s: replaced invalid UTF-8 by U+FFFD in %s line(s) or value(s)", where, f"{utf8.replaced:,}")
 
 
-def _read_examples(piece: Slice, options: CorpusOptions) -> Iterator[str]:
-    end = tfds_corpus.size(piece.path)[0] if piece.end is None else piece.end
-    texts = tfds_corpus.texts(piece.path, piece.start, end, options.errors)
-    return documents_of(texts, options, lambda number: f"{piece.path}: example {number}")
+def _documents(path: str, texts: Iterable[tuple[int | str, str]], limit: int) -> Iterator[str]:
+    """Yields one document a text, or several if it is too long, and none for a text without words."""
+    warned = False
+    for position, text in texts:
+        parts = list(_split(filter(None, map(str.strip, text.split("\n"))), limit))
+        if len(parts) > 1 and not warned:
+            warned = True
+            log.warning("%s: split a document of more than %d bytes", locate(path, position), limit)
+        yield from parts
+
+
+def _split(lines: Iterable[str], limit: int) -> Iterator[str]:
+    """Yields the lines joined by line ends, in parts of at most `limit` bytes or one line."""
+    part: list[str] = []
+    size = 0
+    for line in lines:
+        line_bytes = len(line.encode()) + 1
+        if part and size + line_bytes > limit + 1:
+            yield "\n".join(part)
+            part, size = [], 0
+        part.append(line)
+        size += line_bytes
+    if part:
+        yield "\n".join(part)

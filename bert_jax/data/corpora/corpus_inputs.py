@@ -1,4 +1,4 @@
-"""Resolves the inputs of a corpus to files: paths, folders, patterns, object stores, TFDS datasets and `pydoc`.
+"""Resolves the inputs of a corpus to files: paths, folders, patterns, object stores and TFDS datasets.
 
 In a folder or the matches of a pattern, files that describe a dataset are skipped: README.md, licenses, metadata and
 loading scripts in the folder of Parquet, Arrow, CSV, TSV or JSON files or in a folder above them, and any README.md
@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 
-from bert_jax.data.corpora import pydoc_corpus, tfds_corpus
+from bert_jax.data.corpora import tfds_corpus
 from bert_jax.data.corpora.corpus_options import TEXT_FIELD
 from bert_jax.errors import InputError
 from bert_jax.files import remote
@@ -25,7 +25,6 @@ _DESCRIBES = re.compile(
     r"|_SUCCESS|_(common_)?metadata|_(committed|started)_.*",  # of Spark
     re.IGNORECASE,
 )
-_README = re.compile(r"readme\b", re.IGNORECASE)
 _NAMED = 5  # skipped files in the log
 
 
@@ -34,14 +33,13 @@ def expand(inputs: Sequence[str], text_field: str = TEXT_FIELD) -> list[str]:
 
     Each input's files are sorted, inputs keep their order, and duplicate files, links resolved, are read once. A
     folder stands for every file below it, with links to folders followed; names that begin with a dot are skipped, as
-    in shell patterns, and files that describe a dataset. "pydoc" is unchanged, "pydoc:A,B" becomes "pydoc:A" and
-    "pydoc:B", and "tfds:NAME" becomes "tfds:NAME:train:TEXT_FIELD".
+    in shell patterns, and files that describe a dataset. "tfds:NAME" becomes "tfds:NAME:train:TEXT_FIELD".
 
     Raises:
-      InputError: no input, a missing file or package, or a pattern or folder without files.
+      InputError: no input, a missing file, a name that is not UTF-8, or a pattern or folder without files.
     """
     if not inputs:
-        raise InputError("--input: expected at least one file, folder or pattern, or 'pydoc'")
+        raise InputError("--input: expected at least one file, folder or pattern")
     files: dict[str, str] = {}
     for name in inputs:
         for path in _expand_one(name, text_field):
@@ -51,21 +49,21 @@ def expand(inputs: Sequence[str], text_field: str = TEXT_FIELD) -> list[str]:
 
 def is_local_file(path: str) -> bool:
     """Returns True for a path of `expand` that is a file on this machine."""
-    return not (pydoc_corpus.is_pydoc(path) or tfds_corpus.is_tfds(path) or remote.is_remote(path))
+    return not (tfds_corpus.is_tfds(path) or remote.is_remote(path))
 
 
 def _expand_one(name: str, text_field: str) -> list[str]:
-    if pydoc_corpus.is_pydoc(name):
-        return pydoc_corpus.expand(name)
     if tfds_corpus.is_tfds(name):
         return [tfds_corpus.normalize(name, text_field)]
+    remote.parse_path(name)
     if remote.is_remote(name):
-        remote.parse_path(name)
         files = _remote_files(name)
     else:
         # First as a name, because it may contain pattern characters.
         tops = [name] if os.path.exists(name) else glob.glob(name, recursive=True)
         files = sorted({file for top in tops for file in _local_files(top) if os.path.isfile(file)})
+    for file in files:
+        remote.parse_path(file)
     if files:
         return _without_descriptions(name, files)
     if glob.has_magic(name):
@@ -108,25 +106,25 @@ def _without_descriptions(name: str, files: list[str]) -> list[str]:
     if files == [name]:
         return files
     describing = {path for path in files if _DESCRIBES.fullmatch(os.path.basename(path))}
-    folders: set[str] = set()
-    for path in files:
-        if path not in describing and named_format(path):
-            folder = os.path.dirname(path)
-            while folder not in folders:
-                folders.add(folder)
-                folder = os.path.dirname(folder)
-    skipped = [
-        path
+    data = (path for path in files if path not in describing and named_format(path))
+    folders = {folder for path in data for folder in _folders_of(path)}
+    readme = re.compile(r"readme\b", re.IGNORECASE)
+    skipped = {
+        path: None
         for path in files
         if path in describing
-        and folders
-        and (os.path.dirname(path) in folders or _README.match(os.path.basename(path)))
-    ]
+        and (os.path.dirname(path) in folders or (folders and readme.match(os.path.basename(path))))
+    }
     if skipped:
         log.info(
             "--input=%s: skipped, because they describe the dataset and are not part of it: %s; to read one, name it",
             name,
-            _some(skipped),
+            _some([*skipped]),
         )
-    dropped = set(skipped)
-    return [path for path in files if path not in dropped]
+    return [path for path in files if path not in skipped]
+
+
+def _folders_of(path: str) -> Iterator[str]:
+    while (folder := os.path.dirname(path)) != path:
+        yield folder
+        path = folder

@@ -25,6 +25,7 @@ class CorpusOptions(CheckedOptions):
     errors: str = option(
         "strict", "how to read invalid UTF-8: fail, or replace it by U+FFFD", choices=("strict", "replace")
     )
+    tsv_quotes: bool = option(False, "fields of TSV may be in double quotes, as in CSV; else a quote is text")
     text_field: str = option(
         TEXT_FIELD,
         "field or column with the text, in JSON lines, Parquet, Arrow, CSV, TSV and TFDS; a dot for a nested field",

@@ -1,4 +1,4 @@
-"""The input `-`: text or JSON lines on stdin, copied to a file once, since a corpus is read in parts.
+"""Inputs that can be read only once, `-` (stdin), pipes and devices: copied to a file, as a corpus is read in parts.
 
 The copy's name contains the digest of its bytes: unfinished work on other bytes is not reused, work on the same is.
 """
@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from bert_jax.errors import InputError
 
@@ -17,48 +17,59 @@ STDIN = "-"
 _BLOCK_BYTES = 1 << 20
 
 
+def is_stream(name: str) -> bool:
+    """Returns True for `-`, and for a pipe or device, such as `<(zcat FILE)` or /dev/stdin."""
+    if name == STDIN or name.startswith(("/dev/stdin", "/dev/fd/", "/proc/self/")):
+        return True
+    return os.path.exists(name) and not os.path.isfile(name) and not os.path.isdir(name)
+
+
 @contextlib.contextmanager
 def spooled(inputs: Sequence[str], folder: Path) -> Iterator[tuple[list[str], dict[str, Any]]]:
-    """Context manager that replaces the input `-` by the path of a copy of stdin in `folder`.
+    """Context manager that replaces each stream among the inputs by the path of a copy in `folder`.
 
-    Yields the inputs, and the copy's description for a provenance record by its path. Without an input `-`, they are
-    the same inputs and an empty one. Errors of the context name stdin in place of the copy.
+    Yields the inputs, and a copy's description for a provenance record by its path. Errors of the context name the
+    stream in place of the copy.
 
     Raises:
-      InputError: stdin is a terminal, or empty.
+      InputError: stdin is a terminal; a stream is empty, or cannot be read.
     """
-    if STDIN not in inputs:
-        yield list(inputs), {}
-        return
-    path, digest = _copy(folder)
-    described = {path: {"path": STDIN, "bytes": os.path.getsize(path), "sha256": digest}}
+    described: dict[str, dict[str, Any]] = {}
+    paths = {name: _copy(name, folder, described) for name in dict.fromkeys(inputs) if is_stream(name)}
+    for other in folder.glob("stream-*"):
+        if str(other) not in described:
+            other.unlink()
     try:
-        yield [path if name == STDIN else name for name in inputs], described
+        yield [paths.get(name, name) for name in inputs], described
     except InputError as error:
-        raise InputError(str(error).replace(path, "stdin")) from error
+        message = str(error)
+        for path, description in described.items():
+            message = message.replace(path, "stdin" if description["path"] == STDIN else description["path"])
+        raise InputError(message) from error
 
 
-def _copy(folder: Path) -> tuple[str, str]:
-    """Copies stdin to a file in `folder`, in blocks; returns its path and its SHA-256."""
-    if sys.stdin is None or sys.stdin.isatty():
+def _copy(name: str, folder: Path, described: dict[str, dict[str, Any]]) -> str:
+    """Copies a stream to a file in `folder`, in blocks; returns its path."""
+    if name == STDIN and (sys.stdin is None or sys.stdin.isatty()):
         raise InputError("--input=-: stdin is a terminal; pipe text to the command or name a file")
-    unfinished = folder / "stdin.partial"
+    unfinished = folder / "stream.partial"
     digest = hashlib.sha256()
-    with open(unfinished, "wb") as file:
-        while block := sys.stdin.buffer.read(_BLOCK_BYTES):
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open(unfinished, "wb"))
+        source: BinaryIO = sys.stdin.buffer if name == STDIN else stack.enter_context(open(name, "rb"))
+        while block := source.read(_BLOCK_BYTES):
             digest.update(block)
             file.write(block)
         file.flush()
         os.fsync(file.fileno())
-    if not unfinished.stat().st_size:
+    size = unfinished.stat().st_size
+    if not size:
         unfinished.unlink()
-        raise InputError("--input=-: stdin is empty; pipe text to the command")
-    final = folder / f"stdin-{digest.hexdigest()}"
-    for other in folder.glob("stdin-*"):
-        if other != final:
-            other.unlink()
+        raise InputError(f"--input={name}: got no bytes; pipe text to the command")
+    final = folder / f"stream-{digest.hexdigest()}"
     if final.exists():  # keeps its time, by which unfinished work is recognized
         unfinished.unlink()
     else:
         unfinished.rename(final)
-    return str(final), digest.hexdigest()
+    described[str(final)] = {"path": name, "bytes": size, "sha256": digest.hexdigest()}
+    return str(final)

@@ -15,8 +15,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from bert_jax.data.corpora.corpus_options import CorpusOptions
-from bert_jax.data.corpora.documents import is_blank
-from bert_jax.files.text_files import decode_line, line_number, lines_from
+from bert_jax.files.text_files import Utf8, decode_line, lines_from, locate
 
 log = logging.getLogger(__name__)
 
@@ -24,15 +23,25 @@ _WIKI_DOC = b"<doc "
 _WIKI_TITLE = re.compile(rb'\btitle="(.*)"\s*>\s*$')
 
 
-def text_documents(path: str, start: int, end: int | None, options: CorpusOptions) -> Iterator[str]:
+def text_documents(path: str, start: int, end: int | None, options: CorpusOptions, utf8: Utf8) -> Iterator[str]:
     """Yields the documents of a slice of plain text, separated by blank lines or, as an option, by the file's end."""
-    is_boundary = _is_never_boundary if options.documents == "file" else is_blank
-    return _TextReader(path, start, end, options, is_boundary).documents()
+    is_boundary = _is_never_boundary if options.documents == "file" else _is_blank
+    return _TextReader(path, start, end, options, utf8, is_boundary).documents()
 
 
-def wiki_documents(path: str, start: int, end: int | None, options: CorpusOptions) -> Iterator[str]:
+def wiki_documents(path: str, start: int, end: int | None, options: CorpusOptions, utf8: Utf8) -> Iterator[str]:
     """Yields the documents of a slice of a WikiExtractor file, without their titles."""
-    return _TextReader(path, start, end, options, _is_wiki_boundary).documents()
+    return _TextReader(path, start, end, options, utf8, _is_wiki_boundary).documents()
+
+
+def _is_blank(line: bytes) -> bool:
+    """Returns True for a line of white space, that of Unicode included."""
+    stripped = line.strip()
+    if not stripped:
+        return True
+    if 0x20 < stripped[0] < 0x80:
+        return False
+    return not stripped.decode("utf-8", "replace").strip()  # U+00A0, U+3000 and similar are blank, too.
 
 
 def _is_wiki_boundary(line: bytes) -> bool:
@@ -47,17 +56,19 @@ class _TextReader:
     """Reader of a slice of a text file. The module's docstring defines ownership and splitting of documents."""
 
     def __init__(
-        self, path: str, start: int, end: int | None, options: CorpusOptions, is_boundary: Callable[[bytes], bool]
-    ) -> None:
+        self, path: str, start: int, end: int | None, options: CorpusOptions, utf8: Utf8,
+        is_boundary: Callable[[bytes], bool],
+    ) -> None:  # fmt: skip
         self.path = path
         self.start = start
         self.end = end
-        self.options = options
+        self.limit = options.max_document_bytes
+        self.utf8 = utf8
         self.is_boundary = is_boundary
         self.warned = False
 
     def documents(self) -> Iterator[str]:
-        limit = self.options.max_document_bytes
+        limit = self.limit
         lines: list[str] = []  # Lines of the current document.
         title = ""  # Title of a WikiExtractor document; its first line repeats it.
         owned = self.start == 0
@@ -81,7 +92,7 @@ class _TextReader:
                 last_boundary = offset
                 title = _wiki_title(line)
             elif owned:
-                text = decode_line(line, self.path, offset, self.options.errors).strip()
+                text = decode_line(line, self.path, offset, self.utf8).strip()
                 if text and not (title and title in (text, html.unescape(text))) and text != "</doc>":
                     lines.append(text)
                 title = title if not text else ""
@@ -92,8 +103,8 @@ class _TextReader:
         """Returns the index of the block, of `max_document_bytes`, in which the last line before the slice begins."""
         if self.start == 0:
             return 0
-        block = self.start // self.options.max_document_bytes
-        block_start = block * self.options.max_document_bytes
+        block = self.start // self.limit
+        block_start = block * self.limit
         begins_there = block_start == 0 or any(True for _ in lines_from(self.path, block_start, self.start))
         return block if begins_there else block - 1
 
@@ -114,11 +125,10 @@ class _TextReader:
         if not self.warned:
             self.warned = True
             log.warning(
-                "%s:%d: split a document of more than %d bytes; further ones in this file are split, too. Separate "
+                "%s: split a document of more than %d bytes; further ones in this file are split, too. Separate "
                 "documents by blank lines, or use JSON lines with one document a line",
-                self.path,
-                line_number(self.path, offset),
-                self.options.max_document_bytes,
+                locate(self.path, offset),
+                self.limit,
             )
 
 

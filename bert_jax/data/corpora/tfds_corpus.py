@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from etils import epath
 
 from bert_jax.data.corpora.corpus_options import TEXT_FIELD
 from bert_jax.errors import InputError
-from bert_jax.files.text_files import file_bytes
+from bert_jax.files.text_files import Utf8, file_bytes
 
 PREFIX = "tfds:"
 EXAMPLE = "tfds:wikipedia/20230601.en:train:text"
@@ -64,8 +65,8 @@ def _parse(path: str, feature: str = TEXT_FIELD) -> _Source:
     return _Source(match["name"], match["split"] or "train", match["feature"] or feature)
 
 
-def size(path: str) -> tuple[int, int]:
-    """Returns (examples, bytes on disk) of the split of an input.
+def slices(path: str, slice_bytes: int) -> list[tuple[int, int, int]]:
+    """Returns (start, end, bytes) of slices of about `slice_bytes` on disk, which cover the examples of an input.
 
     Raises:
       InputError: the dataset is not prepared, is not in ArrayRecord format, or lacks the split, examples in it, the
@@ -74,46 +75,46 @@ def size(path: str) -> tuple[int, int]:
     source = _parse(path)
     builder = _builder(source)
     _check_feature(source, builder)
-    try:
-        files = builder.info.splits[source.split].file_instructions
-    except Exception as error:  # of various classes; the message lists the splits or refers to their notation
-        raise InputError(f"{source}: {_first_line(error)}") from error
-    examples = sum(file.take for file in files)
-    if examples <= 0:
+    files = _files(source, builder)
+    total = sum(file.take for file in files)
+    if total <= 0:
         raise InputError(f"{source}: split {source.split!r} has no examples; use another split")
-    return examples, sum(file_bytes(str(file.filename)) * file.take // file.examples_in_shard for file in files)
+    size = sum(file_bytes(str(file.filename)) * file.take // file.examples_in_shard for file in files)
+    count = max(1, min(total, -(-size // slice_bytes)))
+    cuts = [(total * i // count, size * i // count) for i in range(count + 1)]
+    return [(start, end, after - before) for (start, before), (end, after) in pairwise(cuts)]
 
 
 def fingerprint(path: str) -> str:
     """Returns a string that identifies the current content of a split's files."""
     source = _parse(path)
-    files = _builder(source).info.splits[source.split].file_instructions
-    stats = [(file.filename, file.skip, file.take, epath.Path(file.filename).stat()) for file in files]
+    stats = [
+        (file.filename, file.skip, file.take, epath.Path(file.filename).stat())
+        for file in _files(source, _builder(source))
+    ]
     return " ".join(f"{name} {skip} {take} {stat.length} {stat.mtime}" for name, skip, take, stat in stats)
 
 
-def texts(path: str, start: int, end: int, errors: str) -> Iterator[tuple[int, str]]:
-    """Yields (index, text) of the examples [start, end) of a split; `errors` as in `bytes.decode`.
+def texts(path: str, start: int, end: int | None, utf8: Utf8) -> Iterator[tuple[str, str]]:
+    """Yields ("example N", text) of the examples [start, end) of a split; None is the last.
 
     Raises:
-      InputError: as `size`; or, with the index, an unreadable example or invalid UTF-8.
+      InputError: as `slices`; or, with the index, an unreadable example or invalid UTF-8.
     """
     import tensorflow_datasets as tfds
 
     source = _parse(path)
-    builder = _builder(source)
-    raw = tfds.decode.DeserializeMethod.RAW_BYTES
-    records = builder.as_data_source(source.split, deserialize_method=raw)
-    feature = tfds.features.FeaturesDict({source.feature: builder.info.features[source.feature]})  # only this one
-    for number in range(start, end):
+    features = _builder(source).info.features
+    only = tfds.features.FeaturesDict({source.feature: features[source.feature]})
+    for number, values in _read(source, start, end, only):
+        value = values[source.feature]
+        if value is None:  # a missing optional feature
+            continue
         try:
-            value = feature.deserialize_example_np(records[number])[source.feature]
-        except Exception as error:  # ArrayRecord and TFDS raise various classes for damaged files
-            raise InputError(
-                f"{source}: example {number} cannot be read ({_first_line(error)}); prepare the dataset again"
-            ) from error
-        if value is not None:  # None for a missing optional feature
-            yield number, _decode(value, source, number, errors)
+            text = utf8.decode(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value)
+        except ValueError as error:
+            raise InputError(f"{source}: example {number}: {error}") from error
+        yield f"example {number}", text
 
 
 def examples(dataset: str, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -124,34 +125,34 @@ def examples(dataset: str, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
       split: in TFDS's own notation.
 
     Raises:
-      InputError: as `size`, except for the text feature; or, with the index, an unreadable example.
+      InputError: as `slices`, except for the text feature; or, with the index, an unreadable example.
     """
+    source = _parse(f"{dataset}:{split}")
+    return _read(source, 0, None, _builder(source).info.features)
+
+
+def _read(source: _Source, start: int, end: int | None, features: Any) -> Iterator[tuple[int, dict[str, Any]]]:
     import tensorflow_datasets as tfds
 
-    source = _parse(f"{dataset}:{split}")
     builder = _builder(source)
-    try:
-        records = builder.as_data_source(source.split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
-    except Exception as error:  # of various classes; the message lists the splits
-        raise InputError(f"{dataset}:{split}: {_first_line(error)}") from error
-    for number in range(len(records)):
+    _files(source, builder)
+    records = builder.as_data_source(source.split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+    for number in range(len(records))[start:end]:
         try:
-            yield number, builder.info.features.deserialize_example_np(records[number])
+            values = features.deserialize_example_np(records[number])
         except Exception as error:  # ArrayRecord and TFDS raise various classes for damaged files
             raise InputError(
-                f"{dataset}:{split}: example {number} cannot be read ({_first_line(error)}); prepare the dataset again"
+                f"{source}: example {number} cannot be read ({_first_line(error)}); prepare the dataset again"
             ) from error
+        yield number, values
 
 
-def _decode(value: bytes | str, source: _Source, number: int, errors: str) -> str:
-    data = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+def _files(source: _Source, builder: Any) -> Any:
+    """Returns the files of a split. Raises InputError for an unknown split."""
     try:
-        return data.decode("utf-8", errors)
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{source}: example {number}: invalid UTF-8 (byte 0x{data[error.start]:02x}); "
-            "fix it or pass --errors replace"
-        ) from error
+        return builder.info.splits[source.split].file_instructions
+    except Exception as error:  # of various classes; the message lists the splits or refers to their notation
+        raise InputError(f"{source}: {_first_line(error)}") from error
 
 
 def _builder(source: _Source) -> Any:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from bert_jax.data.corpora import pydoc_corpus, tfds_corpus
+from bert_jax.data.corpora import tfds_corpus
 from bert_jax.data.dataset import SplitInfo
 from bert_jax.errors import InputError
 from bert_jax.files.text_files import text_format
@@ -57,10 +57,7 @@ def _are_plain_text(files: Sequence[str]) -> bool:
     """Returns True if most of a sample of files are plain text, whose documents only blank lines separate."""
     sample = files[:: -(-len(files) // _SAMPLED_FILES)]
     try:
-        found = [
-            not pydoc_corpus.is_pydoc(path) and not tfds_corpus.is_tfds(path) and text_format(path) == "text"
-            for path in sample
-        ]
+        found = [not tfds_corpus.is_tfds(path) and text_format(path) == "text" for path in sample]
     except InputError:  # A file deleted since it was read does not affect the finished dataset.
         return False
     return 2 * sum(found) > len(found)

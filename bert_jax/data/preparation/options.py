@@ -11,6 +11,7 @@ from bert_jax.option_fields import CheckedOptions, option
 from bert_jax.text.languages import check_language
 
 LONGEST_SEQ_LEN = 1 << 15
+_READING = ("text_field", "ids_field", "tsv_quotes")
 MAX_SHARE = 0.2
 """Default of `--allow_unk`. Released vocabularies have shares below 0.005 on text that they were trained for."""
 
@@ -72,12 +73,17 @@ class InstanceOptions(CheckedOptions):
 class PrepareOptions(FilterOptions, CorpusOptions, InstanceOptions):
     """Options that, with corpus, vocabulary and seed, determine the bytes of a dataset."""
 
+    ids_field: str = option(
+        "",
+        "column of Parquet or Arrow with token ids in place of text: lists of ids, or sentences that are lists of ids",
+        metavar="NAME",
+    )
     bucket_tokens: int = option(16 << 20, "tokens per shard, the unit in a worker's memory", low=1024)
 
     def as_recorded(self) -> dict[str, Any]:
         """Returns the options of the command line, as `dataset.json` records them.
 
-        `text_field` is not among them: like the inputs, it selects the text, and equal texts give equal bytes.
+        Those that say where a format has the text are not among them: equal texts give equal bytes.
         """
         recorded = [field.name for field in dataclasses.fields(self) if "help" in field.metadata]
-        return {name: getattr(self, name) for name in recorded if name != "text_field"}
+        return {name: getattr(self, name) for name in recorded if name not in _READING}

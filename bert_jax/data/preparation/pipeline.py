@@ -31,7 +31,8 @@ import numpy as np
 from etils import epath
 
 from bert_jax.data.corpora import corpus
-from bert_jax.data.corpora.standard_input import STDIN, spooled
+from bert_jax.data.corpora.standard_input import is_stream, spooled
+from bert_jax.data.corpora.text_hints import warn_of_text
 from bert_jax.data.dataset import (
     INFO_FILE,
     TOKEN_COUNTS_FILE,
@@ -60,7 +61,7 @@ from bert_jax.errors import InputError
 from bert_jax.extras import install_hint
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.progress import Bars, silent
-from bert_jax.text.languages import log_fallback
+from bert_jax.text.languages import warn_of_language
 from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,8 @@ def prepare(
     Text with a share of [UNK] above `allow_unk` is refused, before pairs are created if possible. Above `WARN_SHARE`, a
     warning is logged.
 
-    The input `-` is stdin, which is copied to the scratch folder once; call again with the same bytes to resume.
+    The input `-` is stdin. It and pipes are copied to the scratch folder once; call again with the same bytes to
+    resume.
 
     Raises:
       InputError: the corpus is missing, empty or unreadable, an option is out of range, `output` already exists,
@@ -116,12 +118,11 @@ def prepare(
         raise InputError(f"--workers={workers}: must be at least 1")
     check_limit(allow_unk)
     beam = _beam_runner(runner, scratch, beam_options)
-    if options.sentences == "split":
-        log_fallback(options.language)
-    reads_stdin = STDIN in inputs
-    if reads_stdin:
-        _check_runs_here(runner)
-    slices = [] if reads_stdin else corpus.plan(inputs, options)  # stdin is first copied to the scratch folder
+    warn_of_language(options.language, tokenizer.lowercase, options.sentences == "split")
+    streams = list(filter(is_stream, inputs))
+    if streams:
+        _check_runs_here(runner, streams[0])
+    slices = [] if streams else corpus.plan(inputs, options)  # streams are first copied to the scratch folder
     atomic.make_folder(folder)
     work = scratch_folder(folder, scratch)
     with ExitStack() as stack:
@@ -134,6 +135,8 @@ def prepare(
         _check_shards(folder, work)
         paths, described = stack.enter_context(spooled(inputs, work))
         slices = slices or corpus.plan(paths, options)
+        if not options.ids_field:
+            warn_of_text(slices, options, tokenizer.lowercase)
         files = list(dict.fromkeys(piece.path for piece in slices))
         if beam is None:
             splits, shards = _build(slices, tokenizer, options, seed, allow_unk, work, workers, bars)
@@ -191,12 +194,12 @@ def _clear(work: Path) -> None:
     shutil.rmtree(work)
 
 
-def _check_runs_here(runner: str) -> None:
-    """Raises InputError for a Beam runner whose workers may be on other machines, where stdin is another."""
+def _check_runs_here(runner: str, stream: str) -> None:
+    """Raises InputError for a Beam runner whose workers may be on other machines, where `stream` is another."""
     if runner != LOCAL and "direct" not in runner.lower():
         raise InputError(
-            f"--input=-: workers of --runner={runner} cannot read stdin of this machine; expected --runner=local, "
-            "DirectRunner, or a file that the workers can read, such as gs://BUCKET/FILE"
+            f"--input={stream}: workers of --runner={runner} cannot read stdin and pipes of this machine; expected "
+            "--runner=local, DirectRunner, or a file that the workers can read, such as gs://BUCKET/FILE"
         )
 
 

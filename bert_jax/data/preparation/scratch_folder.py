@@ -33,7 +33,8 @@ def scratch_path(folder: epath.Path, scratch: str | None) -> Path:
     if scratch is None and is_local:
         return Path(os.fspath(folder)) / TEMPORARY
     name = os.path.realpath(os.fspath(folder)) if is_local else os.fspath(folder)
-    return Path(scratch or tempfile.gettempdir()) / f"bert-jax-prepare-{key_from(name):016x}"
+    parent = Path(os.fspath(remote.parse_path(scratch or tempfile.gettempdir())))
+    return parent / f"bert-jax-prepare-{key_from(name):016x}"
 
 
 def scratch_folder(folder: epath.Path, scratch: str | None) -> Path:

@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from bert_jax.data.corpora import corpus
+from bert_jax.data.corpora.token_corpus import token_documents
 from bert_jax.data.hashing import content_hash, key_from
 from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.data.preparation.scratch_folder import damaged, load_array, read_finished, save_array, write_finished
@@ -39,7 +40,10 @@ class TokenizeTask:
     @cached_property
     def name(self) -> str:
         options = self.options
-        reading = (options.documents, options.errors, options.text_field, options.max_document_bytes)
+        reading = (
+            options.documents, options.errors, options.text_field, options.ids_field, options.tsv_quotes,
+            options.max_document_bytes,
+        )  # fmt: skip
         splitting = (options.sentences, options.language, bool(options.max_line_repeats))
         parts = (self.pieces, self.fingerprints, _VERSION, self.tokenizer.sha256, *reading, *splitting)
         return f"{key_from(*parts):016x}"
@@ -161,8 +165,10 @@ def tokenized_runs(
     words = word_cache(tokenizer)
     documents: list[_Document] = []
     held = 0
-    for batch in _batches(pieces, options):
-        encoded = iter(words.encode([sentence for _, lines in batch for _, line in lines for sentence in line]))
+    batches = _token_batches(pieces, tokenizer, options) if options.ids_field else _batches(pieces, options)
+    for batch in batches:
+        found: list[Any] = [sentence for _, lines in batch for _, line in lines for sentence in line]
+        encoded = iter(found if options.ids_field else words.encode(found))
         for text_hash, lines in batch:
             document = _Document(text_hash, [], [], [])
             for line_hash, line in lines:
@@ -221,6 +227,16 @@ def _batches(
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _token_batches(
+    pieces: Sequence[corpus.Slice], tokenizer: Tokenizer, options: PrepareOptions
+) -> Iterator[list[tuple[int, list[tuple[int, list[bytes]]]]]]:
+    """Yields documents of token ids as `_batches` those of text; a sentence is its ids, and a line of its own."""
+    for piece in pieces:
+        for document in token_documents(piece.path, piece.start, piece.end, options.ids_field, tokenizer):
+            text_hash, *hashes = (content_hash(ids.decode("latin-1")) for ids in (b"".join(document), *document))
+            yield [(text_hash, [(line_hash, [ids]) for line_hash, ids in zip(hashes, document, strict=True)])]
 
 
 def _run(documents: list[_Document], dtype: np.dtype, options: PrepareOptions) -> RunInMemory:

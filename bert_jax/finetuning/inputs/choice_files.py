@@ -6,8 +6,8 @@
     .jsonl   the user's own: objects with `context`, `endings` (a list of at least two, as many in every object),
              `label` (a number from 0) and optionally `start` (the beginning of every ending) and `id`
 
-Each may be compressed (.gz, .bz2, .zst). The encoder reads one sequence per ending: the context, then the start and the
-ending.
+Each may be compressed (.gz, .bz2, .xz, .zst). The encoder reads one sequence per ending: the context, then the start
+and the ending.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

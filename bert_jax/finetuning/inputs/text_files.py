@@ -4,7 +4,7 @@
     .tsv            a header line; no quoting
     .jsonl, .json   one object per line
 
-Each may be compressed (.gz, .bz2, .zst).
+Each may be compressed (.gz, .bz2, .xz, .zst).
 """
 
 import dataclasses
@@ -154,7 +154,8 @@ def _rows_of(path: str | PathLike[str], bad_rows: BadRows) -> Iterator[tuple[int
     """Yields (line, row) of a file in one of the formats."""
     if (kind := format_of(path)) not in _FORMATS:
         raise InputError(
-            f"{path}: unknown format; expected a name ending in {', '.join(_FORMATS)}, or that with .gz, .bz2 or .zst"
+            f"{path}: unknown format; expected a name ending in {', '.join(_FORMATS)}, compressed or not "
+            f"({', '.join(COMPRESSED)})"
         )
     return _FORMATS[kind](str(path), bad_rows)
 

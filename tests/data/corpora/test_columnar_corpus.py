@@ -8,10 +8,9 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
-from bert_jax.data.corpora import columnar_corpus
 from bert_jax.data.corpora.corpus import CorpusOptions, Slice, plan, read
 from bert_jax.errors import InputError
-from bert_jax.files import text_files
+from bert_jax.files import tables, text_files
 
 TEXTS = [f"Document {number}.\n{'It has words. ' * (number % 7)}" for number in range(100)]
 
@@ -180,6 +179,17 @@ def test_a_column_whose_name_has_a_dot(tmp_path):
     assert documents(tmp_path / "a.parquet", text_field="a.b") == ["one"]
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_column_after_a_struct_whose_field_has_its_name(kind, tmp_path):
+    columns = pa.table({"page": [{"body": "no"}], "page.body": ["one"]})
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        pq.write_table(columns, path)
+    else:
+        pyarrow.feather.write_feather(columns, path)
+    assert documents(path, text_field="page.body") == ["one"]
+
+
 @pytest.mark.parametrize("kind", ["parquet", "feather"])
 def test_two_columns_of_the_name_are_refused(kind, tmp_path):
     path = tmp_path / f"a.{kind}"
@@ -200,7 +210,7 @@ def test_feather(compression, tmp_path):
 
 
 def test_a_file_in_a_store(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(columnar_corpus, "_BUFFER_BYTES", 1 << 12)
+    monkeypatch.setattr(tables, "_BUFFER_BYTES", 1 << 12)
     store.put("corpus/a.parquet", write(tmp_path, "parquet", TEXTS, rows=8).read_bytes())
     store.put("corpus/b.arrow", write(tmp_path, "arrow", TEXTS, rows=8).read_bytes())
     expected = [text.strip() for text in TEXTS]

@@ -1,9 +1,12 @@
 """Files of folders and patterns: those that describe a dataset are skipped."""
 
 import logging
+import os
+from pathlib import Path
 
 import pytest
 
+from bert_jax import cli
 from bert_jax.data.corpora.corpus_inputs import expand
 
 DATASET = ("20231101.ab/train-00000-of-00001.parquet", "20231101.en/train-00000-of-00001.parquet")
@@ -84,3 +87,21 @@ def test_descriptions_in_a_store_are_skipped(store, caplog):
         assert expand(["gs://bucket/wiki"]) == ["gs://bucket/wiki/en/a.parquet"]
     assert "gs://bucket/wiki/README.md" in skipped(caplog)
     assert expand(["gs://bucket/text"]) == ["gs://bucket/text/README.md"]
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9.txt", b"caf\xe9/a.txt"])
+def test_a_name_that_is_not_utf8_is_refused_in_one_line(name, tmp_path, vocabulary_file, capsys):
+    path = os.fsdecode(os.fsencode(tmp_path / "d") + b"/" + name)
+    os.makedirs(os.path.dirname(path))
+    Path(path).write_text("the ship .\n\nthe storm .\n")
+    (tmp_path / "a.txt").write_text("the ship .\n\nthe storm .\n")
+    output = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")
+    good = {"--input": tmp_path / "a.txt", "--output": tmp_path / "data", "--scratch": tmp_path / "s"}
+    for changed in ({"--input": path}, {"--input": tmp_path / "d"}, {"--output": output}, {"--scratch": output}):
+        options = [str(word) for option in {**good, **changed}.items() for word in option]
+        assert cli.main(["prepare", "--vocab", str(vocabulary_file), *options]) == 2
+        error = capsys.readouterr().err
+        assert r"caf\xe9" in error
+        assert error.count("\n") == 1
+    assert cli.main(["vocab", "--input", str(tmp_path / "a.txt"), "--output", output]) == 2
+    assert not (tmp_path / "data").exists()

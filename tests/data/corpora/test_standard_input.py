@@ -4,8 +4,11 @@ import hashlib
 import io
 import json
 import logging
+import os
+import shlex
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -80,7 +83,7 @@ def test_errors_name_stdin(pipe, tokenizer, tmp_path):
         run("-", tokenizer, tmp_path / "data")
 
 
-@pytest.mark.parametrize(("content", "is_terminal", "word"), [(b"", False, "empty"), (b"text", True, "terminal")])
+@pytest.mark.parametrize(("content", "is_terminal", "word"), [(b"", False, "no bytes"), (b"text", True, "terminal")])
 def test_stdin_without_text_is_refused(content, is_terminal, word, pipe, tokenizer, tmp_path):
     pipe(content, is_terminal)
     with pytest.raises(InputError, match=f"^--input=-: .*{word}"):
@@ -107,6 +110,32 @@ def test_a_pipe_to_the_command(vocabulary_file, tmp_path):
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["train"]["documents"] > 50
+
+
+@pytest.mark.parametrize("form", ["fifo", "/dev/stdin", "/dev/stdin of a file", "/dev/fd"])
+def test_pipes_are_read_as_stdin_is(form, vocabulary_file, tmp_path):
+    """Two workers, each of which would read the pipe anew."""
+    arguments = ["--vocab", vocabulary_file, "--output", tmp_path / "data", "--workers", 2]
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    command, options = [], {}
+    if form == "fifo":
+        os.mkfifo(tmp_path / "pipe")
+        threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(LINES,), daemon=True).start()
+        command = helpers.command("prepare", "--input", tmp_path / "pipe", *arguments)
+    elif form == "/dev/fd":
+        words = shlex.join(map(str, helpers.command("prepare", *arguments, "--input")))
+        command = ["bash", "-c", f"{words} <(cat {tmp_path}/a.jsonl)"]
+    else:
+        command = helpers.command("prepare", "--input", "/dev/stdin", *arguments)
+        options = {"input": LINES} if form == "/dev/stdin" else {"stdin": open(tmp_path / "a.jsonl", "rb")}  # noqa: SIM115
+    result = subprocess.run(
+        command, env=helpers.child_environment(), capture_output=True, timeout=120, check=False, **options
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "data" / "dataset.json").read_text())["splits"]["train"]["documents"] > 50
+    [file] = json.loads((tmp_path / "data" / provenance.FILE).read_text())["runs"][0]["inputs"]["corpus"]["files"]
+    assert file["bytes"] == len(LINES)
+    assert file["sha256"] == hashlib.sha256(LINES).hexdigest()
 
 
 def test_a_cluster_cannot_read_stdin(vocabulary_file, tmp_path, capsys):

@@ -56,7 +56,7 @@ def test_a_missing_field_is_named_with_those_found(write, record, field, found, 
 
 
 def test_another_type_is_named_with_the_field(write):
-    with pytest.raises(InputError, match=r'a\.jsonl:1: "body" is a number'):
+    with pytest.raises(InputError, match=r'a\.jsonl:1: "body" .*int'):
         documents(write('{"body": 3}'), text_field="body")
 
 
@@ -65,8 +65,6 @@ def test_inputs_without_fields_are_refused(write, name):
     content = '<doc id="1">\nwords\n</doc>\n' if name == "wiki_00" else "words\n"
     with pytest.raises(InputError, match=rf"--text_field=body: .*{name}"):
         documents(write(content, name), text_field="body")
-    with pytest.raises(InputError, match=r"--text_field=body: .*pydoc"):
-        plan(["pydoc"], CorpusOptions(text_field="body"))
 
 
 def test_text_beside_records_is_read(write, tmp_path):

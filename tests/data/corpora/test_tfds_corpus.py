@@ -183,12 +183,12 @@ def test_text_that_is_not_utf8():
 
 
 @pytest.mark.parametrize(("value", "expected"), [("a\ud800é", "a\ufffd\ufffd\ufffdé"), ("é", "é"), (b"\xc3\xa9", "é")])
-def test_text_that_comes_decoded(value, expected):
-    source = tfds_corpus._parse("tfds:fables")
-    assert tfds_corpus._decode(value, source, 0, "replace") == expected
+def test_text_that_comes_decoded(value, expected, monkeypatch):
+    monkeypatch.setattr(tfds_corpus, "_read", lambda *_: [(0, {"text": value})])
+    assert documents("tfds:fables:test[:1]", CorpusOptions(errors="replace")) == [expected]
     if "\ufffd" in expected:
         with pytest.raises(InputError, match=r"example 0\b.*0x[0-9a-f]{2}.*--errors replace"):
-            tfds_corpus._decode(value, source, 0, "strict")
+            documents("tfds:fables:test[:1]")
 
 
 def test_a_long_document_is_broken_with_a_warning(caplog):

@@ -14,7 +14,7 @@ from bert_jax.data.corpora import corpus
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 
 DOCUMENTS = helpers.make_corpus(documents=300).strip().split("\n\n")  # those of `whole`
-OPTIONS = {"bucket_tokens": 4096, "dupe_factor": 2}
+OPTIONS = {"bucket_tokens": 4096, "dupe_factor": 2, "tsv_quotes": True}
 
 
 def write_parquet(folder, rows=20):

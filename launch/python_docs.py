@@ -1,14 +1,18 @@
-"""English corpora from Python's documentation and from docstrings of installed packages, without a download.
+#!/usr/bin/env python3
+"""Writes an English corpus from Python's documentation, and from docstrings of installed packages, without a download.
 
-"pydoc" is Python's help topics (`pydoc_data`) and the docstrings of its standard library, as prose; it depends only on
-the Python version. "pydoc:NAME" is the docstrings of the installed package NAME, "pydoc:NAME,NAME" those of several.
-Source files are parsed with `ast`, so no module is imported or executed.
+    python launch/python_docs.py FOLDER python numpy scipy matplotlib
+
+Writes python.txt, numpy.txt, scipy.txt and matplotlib.txt. "python" is the help topics of Python (`pydoc_data`) and the
+docstrings of its standard library, as prose, which depend only on the Python version; another name is an installed
+package. A module is a document, with a blank line after it; each of its lines is a paragraph. Source files are parsed
+with `ast`, so no module is imported or executed.
 """
 
+import argparse
 import ast
 import inspect
 import re
-import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
@@ -16,11 +20,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from bert_jax.data.hashing import key_from
-from bert_jax.errors import InputError
-
-PYDOC = "pydoc"
-"""The input name of Python's own documentation; that of a package's docstrings is "pydoc:NAME"."""
+PYTHON = "python"
+"""The name of Python's own documentation, in place of that of a package."""
 
 _SKIPPED_FOLDERS = frozenset(
     {
@@ -47,75 +48,53 @@ _MARKUP = re.compile(r":[\w:+-]+:`|[`*]+|(?<=\w)_(?=[\s.,;)])")  # :class:`x`, `
 _WORD = re.compile(r"[^\W\d_]{2,}|[aAI]\b")
 
 
-def is_pydoc(name: str) -> bool:
-    """Returns True for "pydoc" and for "pydoc:NAME"."""
-    return name.partition(":")[0] == PYDOC
+def main() -> None:
+    """Writes a text file for each package of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where the text files are written")
+    parser.add_argument("package", nargs="+", help="'python', or the import name of a package, without dots")
+    options = parser.parse_args()
+    try:
+        sources = {name: _sources(name) for name in options.package}
+    except ValueError as error:
+        parser.error(str(error))
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for name, paths in sources.items():
+        text = "".join(f"{document}\n\n" for document in documents(name, paths))
+        (options.folder / f"{name}.txt").write_text(text, encoding="utf-8", newline="\n")
 
 
-def expand(name: str) -> list[str]:
-    """Splits "pydoc:NAME,NAME" into a name for each package; "pydoc" is unchanged.
+def documents(name: str, paths: list[Path]) -> Iterator[str]:
+    """Yields a document for each source file with docstrings, one paragraph a line.
 
-    Raises:
-      InputError: a package is not installed, or has no Python sources.
-    """
-    if name == PYDOC:
-        return [name]
-    names = [f"{PYDOC}:{package}" for package in name.removeprefix(f"{PYDOC}:").split(",")]
-    for each in names:
-        _sources(each)
-    return names
-
-
-def documents(name: str = PYDOC) -> Iterator[str]:
-    """Yields a document for each module with docstrings, one paragraph a line.
-
-    "pydoc" begins with a document for each help topic. A module's document is its docstring and those of its classes
+    "python" begins with a document for each help topic. A module's document is its docstring and those of its classes
     and functions, in the order of the source. Examples, underlines, tables, other text that does not look like prose,
     and duplicate paragraphs of a document are dropped, as are source files that this Python cannot parse. The order is
     deterministic: topics by name, modules by path.
     """
-    topics: dict[str, str] = import_module("pydoc_data.topics").topics if name == PYDOC else {}
+    topics: dict[str, str] = import_module("pydoc_data.topics").topics if name == PYTHON else {}
     for topic in sorted(topics):
         if document := _document([topics[topic]]):
             yield document
-    for path in _sources(name):
+    for path in paths:
         if document := _document(_docstrings(path)):
             yield document
 
 
-def source_bytes(name: str = PYDOC) -> int:
-    """Returns the bytes that `documents` reads, for progress bars."""
-    return sum(path.stat().st_size for path in _sources(name))
-
-
-def fingerprint(name: str = PYDOC) -> str:
-    """Returns a string that changes with Python's version, and with any change to the sources of a package."""
-    if name == PYDOC:
-        return sys.version
-    files = [(path, path.stat()) for path in _sources(name)]
-    changes = [f"{path} {status.st_size} {status.st_mtime_ns}" for path, status in files]
-    return f"{sys.version} {key_from(*changes):016x}"
-
-
 def _sources(name: str) -> list[Path]:
-    """Returns the source files, sorted by path. Raises InputError as `expand`."""
-    if name == PYDOC:
+    """Returns the source files, sorted by path. Raises ValueError for a package without any, or that is missing."""
+    if name == PYTHON:
         return _below(Path(sysconfig.get_path("stdlib")))
-    package = name.removeprefix(f"{PYDOC}:")
     # A name with a dot is refused: to find a submodule, `find_spec` imports the package.
-    spec = find_spec(package) if package.isidentifier() else None
+    spec = find_spec(name) if name.isidentifier() and name != "__main__" else None
     if spec is None:
-        raise InputError(
-            f"--input={name}: package {package!r} is not installed; expected an import name without dots, such as "
-            f"{PYDOC}:numpy"
-        )
+        raise ValueError(f"package {name!r} is not installed; expected an import name without dots, such as numpy")
     if spec.submodule_search_locations is None:
-        origin = Path(spec.origin or "")
-        files = [origin] if origin.suffix == ".py" else []
+        files = [path for path in [Path(spec.origin or "")] if path.suffix == ".py"]
     else:
         files = [path for folder in spec.submodule_search_locations for path in _below(Path(folder))]
     if not files:
-        raise InputError(f"--input={name}: package {package!r} has no Python sources; expected one such as numpy")
+        raise ValueError(f"package {name!r} has no Python sources; expected one such as numpy")
     return files
 
 
@@ -187,3 +166,7 @@ def _is_prose(paragraph: str) -> bool:
     if not characters or len(_WORD.findall(paragraph)) < max(_MIN_WORDS, 0.6 * len(paragraph.split())):
         return False
     return sum(map(str.isalpha, characters)) >= _MIN_LETTERS * len(characters)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,29 +1,34 @@
-"""The corpora made of docstrings: Python's own, and those of installed packages."""
+"""The corpora of launch/python_docs.py: docstrings of Python's own modules, and of installed packages."""
 
-import os
+import importlib.util
+import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
 
 import pytest
+from support import helpers
 
-from bert_jax.data.corpora import pydoc_corpus
-from bert_jax.data.corpora.corpus import CorpusOptions, expand, fingerprint, plan, read
-from bert_jax.errors import InputError
+from bert_jax.data.corpora.corpus import CorpusOptions, plan, read
+
+SCRIPT = helpers.REPOSITORY / "launch" / "python_docs.py"
+_spec = importlib.util.spec_from_file_location("python_docs", SCRIPT)
+python_docs = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(python_docs)
+
+
+def documents(path: Path) -> list[str]:
+    return [document for piece in plan([str(path)], CorpusOptions()) for document in read(piece, CorpusOptions())]
 
 
 @pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.long)])
-def test_pydoc_is_a_corpus_of_prose(every, monkeypatch):
-    sources = pydoc_corpus._sources("pydoc")[::every]
-    monkeypatch.setattr(pydoc_corpus, "_sources", lambda name: sources)
-    pieces = plan(["pydoc"], CorpusOptions())
-    assert len(pieces) == 1
-    assert pieces[0].bytes > (1 << 20) // every
-    documents = list(read(pieces[0], CorpusOptions()))
-    assert documents[:90] == list(islice(pydoc_corpus.documents(), 90))  # In the same order each time.
-    text = "\n".join(documents)
+def test_the_documentation_of_python_is_prose(every):
+    sources = python_docs._sources("python")[::every]
+    texts = list(python_docs.documents("python", sources))
+    assert texts[:90] == list(islice(python_docs.documents("python", sources), 90))  # In the same order each time.
+    text = "\n".join(texts)
     assert len(text) > 1_000_000 // every
-    assert len(documents) > 300 // every
+    assert len(texts) > 300 // every
     assert ">>>" not in text
     assert "====" not in text
     assert 'The "if" statement is used for conditional execution:' in text
@@ -41,8 +46,8 @@ def test_the_docstrings_of_a_module_become_paragraphs(tmp_path, monkeypatch):
     (tmp_path / "broken.py").write_text("def f(:\n")
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "test_module.py").write_text('"""A docstring that nobody wants to read."""\n')
-    monkeypatch.setattr(pydoc_corpus.sysconfig, "get_path", lambda name: str(tmp_path))
-    assert list(pydoc_corpus.documents())[-1].split("\n") == [
+    monkeypatch.setattr(python_docs.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert list(python_docs.documents("python", python_docs._sources("python")))[-1].split("\n") == [
         "A module that does a thing which takes two lines to say.",
         "Heading of It All",
         "the first of the bullets continues here",
@@ -99,40 +104,24 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def documents(*inputs: str) -> list[str]:
-    return [document for piece in plan(inputs, CorpusOptions()) for document in read(piece, CorpusOptions())]
+def run(packages: Path, *names: str) -> subprocess.CompletedProcess:
+    environment = helpers.child_environment(PYTHONPATH=str(packages))
+    command = [sys.executable, SCRIPT, packages / "text", *names]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_package_is_a_document_a_module_in_the_order_of_paths(packages: Path):
-    found = documents("pydoc:some_docs")
-    assert found == DOCUMENTS
-    assert "".join(found).encode()  # no lone surrogate
+def test_a_package_is_a_file_with_a_document_a_module_in_the_order_of_paths(packages: Path):
+    done = run(packages, "one_module", "some_docs")
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in (packages / "text").iterdir()) == ["one_module.txt", "some_docs.txt"]
+    assert documents(packages / "text" / "some_docs.txt") == DOCUMENTS
+    assert documents(packages / "text" / "one_module.txt") == ["The module that is alone has words."]
 
 
-def test_packages_are_read_in_the_order_given_without_an_import(packages: Path):
-    (only,) = documents("pydoc:one_module")
-    assert documents("pydoc:one_module,some_docs") == [only, *DOCUMENTS]
-    assert documents("pydoc:some_docs", "pydoc:one_module", "pydoc:some_docs") == [*DOCUMENTS, only]
-    assert expand(["pydoc:one_module,some_docs", "pydoc"]) == ["pydoc:one_module", "pydoc:some_docs", "pydoc"]
-    assert not {"one_module", "some_docs"} & sys.modules.keys()
-
-
-@pytest.mark.parametrize("package", ["not_installed_anywhere", "", "some_docs.a", "../some_docs", "scikit-learn"])
-def test_a_missing_package_is_named(packages: Path, package: str):
-    with pytest.raises(InputError, match=f"--input=pydoc:{package}: .*{package!r}"):
-        expand([f"pydoc:some_docs,{package}"])
-
-
-@pytest.mark.parametrize("package", ["no_sources", "itertools", "sys"])
-def test_a_package_without_sources_is_named(packages: Path, package: str):
-    with pytest.raises(InputError, match=f"--input=pydoc:{package}: "):
-        plan([f"pydoc:{package}"], CorpusOptions())
-
-
-def test_a_change_of_a_package_changes_its_fingerprint(packages: Path):
-    before = fingerprint("pydoc:some_docs")
-    assert fingerprint("pydoc:some_docs") == before
-    assert fingerprint("pydoc:one_module") != before
-    source = packages / "some_docs" / "b.py"
-    os.utime(source, ns=(0, source.stat().st_mtime_ns + 1))
-    assert fingerprint("pydoc:some_docs") != before
+@pytest.mark.parametrize("name", ["not_installed", "some_docs.a", "../some_docs", "__main__", "no_sources", "sys"])
+def test_a_package_without_sources_is_named(packages: Path, name: str):
+    done = run(packages, "some_docs", name)
+    assert done.returncode == 2
+    assert repr(name) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (packages / "text").exists()

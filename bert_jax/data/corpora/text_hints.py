@@ -1,0 +1,63 @@
+"""Warnings about the characters of a corpus, from a sample: HTML, and letters that lower-casing confuses."""
+
+import itertools
+import logging
+import re
+from collections.abc import Sequence
+
+from bert_jax.data.corpora.corpus import Slice, read
+from bert_jax.data.corpora.corpus_options import CorpusOptions
+from bert_jax.errors import InputError
+from bert_jax.text.languages import cased_i_advice
+
+log = logging.getLogger(__name__)
+
+_SLICES = 8
+_CHARACTERS = 1 << 18  # of each slice
+_DOCUMENTS = 500  # of each slice
+_HTML = re.compile(
+    r"</?(?:a|b|br|div|em|h[1-6]|i|img|li|p|span|strong|table|td|tr|ul)\b[^<>]{0,200}>|&(?:[a-z]{2,8}|#\d+);"
+)
+_FREQUENT_HTML = 2000  # characters of text a tag or entity, below which they are frequent
+_FREQUENT_I = 0.02  # of the letters i of any kind: İ and ı are some 25% of them in Turkish
+_SHOWN = 3
+
+
+def warn_of_text(slices: Sequence[Slice], options: CorpusOptions, lowercase: bool) -> None:
+    """Logs a warning if a sample of a corpus has many HTML tags or entities, or, for a vocabulary that is uncased, many
+    dotted and dotless i. Text that cannot be read is left to the reader of the whole corpus.
+    """
+    sample = slices[:: -(-len(slices) // _SLICES) or 1]
+    text = "\n".join(_beginning(piece, options) for piece in sample)
+    found = _HTML.findall(text)
+    if len(found) * _FREQUENT_HTML > len(text):
+        shown = list(dict.fromkeys(found))[:_SHOWN]
+        log.warning(
+            "The text has %s HTML tags and entities in %s characters, such as %s; they become tokens. Remove them, "
+            "for example with html.unescape of Python after the tags",
+            f"{len(found):,}",
+            f"{len(text):,}",
+            " and ".join(shown),
+        )
+    if lowercase:
+        special, plain = (sum(map(text.count, letters)) for letters in ("İı", "iI"))
+        if special > _FREQUENT_I * (special + plain):
+            share = 100 * special / (special + plain)
+            log.warning("%.0f%% of the letters i are İ or ı: %s", share, cased_i_advice("such text"))
+
+
+def _beginning(piece: Slice, options: CorpusOptions) -> str:
+    taken: list[str] = []
+    size = 0
+    logging.disable(logging.WARNING)  # the whole slice is read later, with its warnings and errors
+    try:
+        for document in itertools.islice(read(piece, options), _DOCUMENTS):
+            taken.append(document[:_CHARACTERS])
+            size += len(document)
+            if size >= _CHARACTERS:
+                break
+    except InputError:
+        pass
+    finally:
+        logging.disable(logging.NOTSET)
+    return "\n".join(taken)

@@ -1,0 +1,284 @@
+"""Rows of tables: JSON lines, CSV and TSV from lines, Parquet and Arrow by pyarrow.
+
+A row is read whole, or it is a BadRow, in its place: its reader decides whether to refuse it or to count it. Lines are
+(position, bytes) pairs; a row has the position of its first line.
+"""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bert_jax.errors import BertJaxError, InputError
+from bert_jax.files import remote, text_files
+from bert_jax.files.text_files import Utf8
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_BATCH_BYTES = 4 << 20  # of a Parquet file that are decoded at once, on average
+_BATCH_ROWS = 1024
+_BUFFER_BYTES = 1 << 20  # of a column that is read at once, if row groups are larger than the next
+_WHOLE_BYTES = 4 << 20  # a buffer is as large as a page claims to be, up to 2 GiB: small files are read without
+_ARROW_FILE_MARK = b"ARROW1"
+
+Lines = Iterable[tuple[int, bytes]]
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """Row that cannot be read; `problem` says why."""
+
+    problem: str
+
+
+# --- JSON lines ------------------------------------------------------------------------------------------------------
+
+
+def json_rows(lines: Lines, utf8: Utf8) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
+    """Yields (position, object) of each line of JSON lines; blank lines are skipped."""
+    for position, line in lines:
+        if line and not line.isspace():
+            yield position, _json_row(line, utf8)
+
+
+def _json_row(line: bytes, utf8: Utf8) -> dict[str, Any] | BadRow:
+    try:
+        text = utf8.decode(line)
+    except ValueError as error:
+        return BadRow(str(error))
+    try:
+        value: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return BadRow(f"not JSON ({error}); expected a JSON object on each line")
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        return BadRow(f"got {kind}, expected a JSON object on each line; convert an array: jq -c '.[]' FILE")
+    if b"\\ud" not in line and b"\\uD" not in line:
+        return value
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # JSON can escape half a surrogate pair, which UTF-8 cannot encode
+        if utf8.errors == "strict":
+            half = ord(text[error.start])
+            return BadRow(
+                f"got half a surrogate pair (\\u{half:04x}); fix it, or pass --errors replace to prepare and vocab"
+            )
+        utf8.replaced += 1
+        value = json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
+    return value
+
+
+# --- CSV and TSV -----------------------------------------------------------------------------------------------------
+
+
+def separator_of(kind: str, header: bytes) -> str:
+    """Returns the separator of "tsv", a tab, or of "csv": a comma, or a semicolon or tab if the header has no comma."""
+    return "\t" if kind == "tsv" else next((mark for mark in ",;\t" if mark.encode() in header), ",")
+
+
+def column_names(header: bytes, separator: str, utf8: Utf8, *, quotes: bool) -> list[str]:
+    """Returns the names in a header line, without white space around them.
+
+    Raises ValueError for a line that is not UTF-8 or not CSV, and for a duplicate name; "" is no name.
+    """
+    (_, cells), *_ = (_quoted if quotes else _unquoted)([(0, header)], separator, utf8)
+    if isinstance(cells, BadRow):
+        raise ValueError(cells.problem)
+    names = [cell.strip() for cell in cells]
+    if duplicate := next((name for name in names if name and names.count(name) > 1), None):
+        raise ValueError(f'got two columns "{duplicate}", expected one; rename one of them')
+    return names
+
+
+def separated_rows(
+    lines: Lines, separator: str, names: Sequence[str], utf8: Utf8, *, quotes: bool
+) -> Iterator[tuple[int, dict[str, str] | BadRow]]:
+    """Yields (position, value by column) of each row of CSV or TSV; empty lines are skipped.
+
+    Args:
+      lines: the lines after the header.
+      separator: between fields.
+      names: of the columns.
+      utf8: decodes the fields.
+      quotes: a field may be in double quotes, as in RFC 4180; else a line is a row, and a quote is text.
+    """
+    for position, row in (_quoted if quotes else _unquoted)(lines, separator, utf8):
+        if isinstance(row, BadRow):
+            yield position, row
+        elif len(row) == len(names):
+            yield position, dict(zip(names, row, strict=True))
+        elif row not in ([], [""]):
+            hint = "quote a field that contains a separator" if quotes else "pass --tsv_quotes if fields are quoted"
+            yield position, BadRow(f"expected {len(names)} fields as in the header, got {len(row)}; {hint}")
+
+
+def _unquoted(lines: Lines, separator: str, utf8: Utf8) -> Iterator[tuple[int, list[str] | BadRow]]:
+    mark = separator.encode()
+    for position, line in lines:
+        try:
+            yield position, list(map(utf8.decode, line.removesuffix(b"\r").split(mark)))
+        except ValueError as error:
+            yield position, BadRow(str(error))
+
+
+def _quoted(lines: Lines, separator: str, utf8: Utf8) -> Iterator[tuple[int, list[str] | BadRow]]:
+    """Yields rows by `csv`, not by pyarrow's reader.
+
+    pyarrow takes a quote that is closed in a later row, or never, for one field: the rows between are merged silently.
+    After a row that is not CSV, the next line begins a row.
+    """
+    begin, taken, invalid = 0, 0, ""  # of the current row
+
+    def decoded() -> Iterator[str]:
+        nonlocal begin, taken, invalid
+        for position, line in lines:
+            begin, taken = begin if taken else position, taken + 1
+            try:
+                text = utf8.decode(line)
+            except ValueError as error:
+                text = line.decode("utf-8", "replace")
+                invalid = invalid or f"line {taken} of the row is {error}"
+            yield text + "\n"
+
+    csv.field_size_limit(text_files.MAX_LINE_BYTES // 4)  # characters; `csv` holds 4 bytes for each
+    texts = decoded()
+    reader = csv.reader(texts, delimiter=separator, strict=True)
+    while True:
+        taken, invalid = 0, ""
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            fix = 'close its quotes, and write a quote within a field as ""'
+            yield begin, BadRow(f"not a row of CSV ({error}, after {taken} line(s)); {fix}")
+            reader = csv.reader(texts, delimiter=separator, strict=True)
+            continue
+        if row is None:
+            return
+        yield begin, BadRow(invalid) if invalid else row
+
+
+# --- Parquet and Arrow -----------------------------------------------------------------------------------------------
+
+
+class ParquetFile:
+    """Open Parquet file, decoded in small batches: memory holds a page of a column at a time, not a row group.
+
+    Attributes:
+      schema: the names and types of its columns.
+      weights: the bytes of each row group.
+    """
+
+    def __init__(self, source: Any) -> None:
+        import pyarrow.parquet as pq
+
+        metadata = pq.read_metadata(source)
+        self._groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        self.weights = [group.total_byte_size for group in self._groups]
+        # pre_buffer would read the column of a whole row group into memory, whatever the size of the buffer.
+        self._file = pq.ParquetFile(
+            source, metadata=metadata, buffer_size=_BUFFER_BYTES if max(self.weights, default=0) > _WHOLE_BYTES else 0,
+            pre_buffer=False, page_checksum_verification=True,
+        )  # fmt: skip
+        self.schema = self._file.schema_arrow
+
+    def batches(self, start: int, end: int | None, column: str) -> Iterator[tuple[str, int, "pa.Array"]]:
+        """Yields parts of a column of the row groups [start, end), each of at most `_BATCH_ROWS` rows.
+
+        A part is (words before a row's number in messages, the number of its first row from 1, its values). Dots in
+        `column` lead into structs, unless a column has the whole name.
+        """
+        row = 1 + sum(group.num_rows for group in self._groups[:start])
+        for number, group in enumerate(self._groups[start:end], start):
+            mean = group.total_byte_size // max(1, group.num_rows)
+            rows = min(max(_BATCH_BYTES // max(1, mean), 1), _BATCH_ROWS)
+            for batch in self._file.iter_batches(rows, row_groups=[number], columns=[column], use_threads=False):
+                yield "row ", row, _column(batch, column)
+                row += len(batch)
+
+
+class ArrowFile:
+    """Open Arrow file, or stream such as `datasets.Dataset.save_to_disk` writes; memory holds a record batch.
+
+    Attributes:
+      schema: the names and types of its columns.
+      weights: 1 for each record batch of a file; empty for a stream, which has no index.
+    """
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        reader = self._open()
+        self.schema = reader.schema
+        self.weights = [1] * getattr(reader, "num_record_batches", 0)
+
+    def _open(self, options: Any = None) -> Any:
+        import pyarrow as pa
+
+        self._source.seek(0)
+        is_file = self._source.read(len(_ARROW_FILE_MARK)) == _ARROW_FILE_MARK
+        self._source.seek(0)
+        return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(self._source, options=options)
+
+    def batches(self, start: int, end: int | None, column: str) -> Iterator[tuple[str, int, "pa.Array"]]:
+        """Yields parts of a column of the record batches [start, end), as `ParquetFile.batches` does."""
+        import pyarrow as pa
+
+        index = self.schema.get_field_index(_path_of(column, self.schema)[0])
+        reader = self._open(pa.ipc.IpcReadOptions(included_fields=[index]))
+        numbers = range(len(self.weights))[start:end]
+        batches = (reader.get_batch(number) for number in numbers) if self.weights else reader
+        for number, batch in enumerate(batches, start + 1):
+            values = _column(batch, column)
+            for first in range(0, len(values), _BATCH_ROWS):
+                yield f"record batch {number}, row ", first + 1, values.slice(first, _BATCH_ROWS)
+
+
+@contextmanager
+def columnar_file(path: str, kind: str) -> Iterator[ParquetFile | ArrowFile]:
+    """Context manager that opens a file of the kind "parquet" or "arrow".
+
+    Raises InputError, also for what its block reads, if the file cannot be opened or is damaged.
+    """
+    import pyarrow as pa
+
+    try:
+        if remote.is_remote(path):
+            source = pa.PythonFile(remote.open_to_read(path), mode="r")
+        else:
+            source = pa.OSFile(path) if kind == "parquet" else pa.memory_map(path)
+        with source:
+            yield ParquetFile(source) if kind == "parquet" else ArrowFile(source)
+    except BertJaxError:
+        raise
+    except (OSError, ValueError, NotImplementedError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(
+            f"{path}: cannot be read as {kind.capitalize()} ({reason}); fetch it or write it again"
+        ) from error
+
+
+def column_type(schema: "pa.Schema", column: str) -> "pa.DataType | None":
+    """Returns the type of a column, or of a field of a struct; None if there is none of the name."""
+    import pyarrow as pa
+
+    found: Any = pa.struct([(field.name, field.type) for field in schema])
+    for name in _path_of(column, schema):
+        if not pa.types.is_struct(found) or found.get_field_index(name) < 0:
+            return None
+        found = found.field(name).type
+    return found
+
+
+def _path_of(column: str, schema: "pa.Schema") -> list[str]:
+    return [column] if column in schema.names else column.split(".")
+
+
+def _column(batch: "pa.RecordBatch", column: str) -> "pa.Array":
+    import pyarrow.compute as pc
+
+    first, *inner = _path_of(column, batch.schema)
+    values = batch.column(batch.schema.get_field_index(first))
+    return pc.struct_field(values, inner) if inner else values
