@@ -299,7 +299,7 @@ def test_bad_vocabularies(corpus_file: Path, tmp_path: Path, capsys: pytest.Capt
 def test_bad_options_are_refused_before_files_are_read(tmp_path: Path, capsys: pytest.CaptureFixture):
     arguments = ["prepare", "--input", tmp_path / "none", "--vocab", tmp_path / "none", "--output", tmp_path / "data"]
     fails_with_one_line([*arguments, "--seq_len=7"], capsys, "--seq_len=7", "8")
-    fails_with_one_line([*arguments, "--language=enn"], capsys, "--language='enn'")
+    fails_with_one_line([*arguments, "--language=english"], capsys, "--language='english'")
     fails_with_one_line([*arguments, "--max_line_repeats=-1"], capsys, "--max_line_repeats=-1")
     arguments = ["vocab", "--input", tmp_path / "none", "--output", tmp_path / "tokenizer.json"]
     fails_with_one_line([*arguments, f"--size={10**12}"], capsys, f"--size={10**12}", str(1 << 22))

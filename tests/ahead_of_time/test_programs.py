@@ -19,6 +19,7 @@ from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
+from bert_jax.text.tokenizer import read_tokenizer
 
 MODEL = BertConfig(
     vocab_size=1000, hidden_size=128, num_hidden_layers=4, num_attention_heads=2, intermediate_size=256,
@@ -51,10 +52,10 @@ def test_all_programs_that_the_commands_compile_are_listed(
     benchmark: ModuleType,
 ):  # fmt: skip
     listed = {benchmark.name_of(benchmark.lower(found)) for found in programs(benchmark, jax.devices()[:1]).values()}
-    for name, text in (("new.txt", f"{vocabulary_file.read_text()}shipfox\n"), ("texts.txt", "the ship .\nan owl .\n")):
-        (tmp_path / name).write_text(text)
+    helpers.write_tokenizer(tmp_path / "new.json", [*read_tokenizer(vocabulary_file).vocab, "shipfox"])
+    (tmp_path / "texts.txt").write_text("the ship .\nan owl .\n")
     (tmp_path / "train.csv").write_text("text,label\n" + "the ship sees .,a\nthe owl hears .,b\n" * 16)
-    helpers.prepare_dataset(corpus_file, tmp_path / "new.txt", tmp_path / "new")
+    helpers.prepare_dataset(corpus_file, tmp_path / "new.json", tmp_path / "new")
     first, tuned = f"{tmp_path}/first", f"{tmp_path}/tuned"
     steps = {"global_batch_size": 16, "data__max_predictions": 10, "optimizer__warmup_steps": 0, "eval_batches": 1}
     small = {

@@ -46,7 +46,8 @@ def test_commands_warn(command, tmp_path, vocabulary_file, capsys):
     arguments = {
         "vocab": ["--size", 200], "prepare": ["--vocab", vocabulary_file, "--allow_unk", 1, "--workers", 1],
     }[command]  # fmt: skip
-    words = [command, "--input", tmp_path / "a.txt", "--output", tmp_path / "made", *arguments]
+    output = tmp_path / {"vocab": "made.json", "prepare": "made"}[command]
+    words = [command, "--input", tmp_path / "a.txt", "--output", output, *arguments]
     assert cli.main([str(word) for word in words]) == 0
     error = capsys.readouterr().err
     assert "<br />" in error
