@@ -26,14 +26,14 @@ log = logging.getLogger(__name__)
 
 def run_vocab(options: argparse.Namespace) -> None:
     """Runs `bert-jax vocab`."""
-    from bert_jax.files import atomic, remote
+    from bert_jax.files import atomic
     from bert_jax.text.vocabulary_options import ExtensionOptions, VocabularyOptions, check_extension
     from bert_jax.text.vocabulary_record import check_free
 
     training, extension = make_options(VocabularyOptions, options), make_options(ExtensionOptions, options)
     check_extension(options.extend, training, extension)
     check_free(options.output)
-    atomic.make_folder(remote.parse_path(options.output).parent)
+    atomic.check_file_output(options.output)
     if options.extend:
         values, text = _extend_vocabulary(options, extension)
     else:
