@@ -93,6 +93,32 @@ def _partial(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """As `whole_file`, for a library that opens files itself: yields a local path. Several processes may write `path`."""
+    if is_remote(path):
+        with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
+            yield Path(folder) / "file"
+            place(Path(folder) / "file", parse_path(path))
+        return
+    partial = Path(f"{os.fspath(path)}.partial-{os.urandom(4).hex()}")
+    try:
+        yield partial
+        _sync(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Flushes a file or folder to the disk with fsync(2), so that it survives a power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
     """Writes a file atomically. Raises as `store_errors` does."""
     with whole_file(path) as file:
@@ -168,6 +194,7 @@ def whole_folder(folder: epath.Path, last: str, scratch: str | None = None) -> I
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield epath.Path(partial)
+        _sync(partial)
         try:
             os.rename(partial, final)  # replaces an empty folder, which epath does not
         except OSError as error:

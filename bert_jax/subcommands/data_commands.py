@@ -1,7 +1,6 @@
 """`vocab`, `prepare` and `inspect`: from text to a prepared dataset."""
 
 import argparse
-import json
 import logging
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -120,7 +119,8 @@ def _read_documents(slices: Sequence[Any], reading: CorpusOptions, progress: Bar
 
 def run_prepare(options: argparse.Namespace) -> None:
     """Runs `bert-jax prepare`."""
-    from bert_jax.data.preparation.pipeline import describe, prepare
+    from bert_jax.data.preparation import report
+    from bert_jax.data.preparation.pipeline import prepare
 
     prepare_options = make_options(PrepareOptions, options)
     tokenizer = _open_tokenizer(options.vocab, options)
@@ -130,7 +130,8 @@ def run_prepare(options: argparse.Namespace) -> None:
         beam_options=options.beam_options, allow_unk=options.allow_unk,
         bars=bars(quiet=options.quiet),
     )  # fmt: skip
-    print(json.dumps({"output": options.output, **describe(info)}, indent=2))
+    values = {"output": options.output, **report.describe(info)}
+    print_result(options, values, "\n".join(report.render(values)))
     suggest(options)
 
 

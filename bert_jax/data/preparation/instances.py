@@ -145,12 +145,11 @@ def _pairs_of_paper(
 
 def make_singles(
     documents: Sequence[Document], *, seq_len: int, short_seq_prob: float, rng: Random
-) -> list[list[Instance]]:
-    """Returns the instances of each document in one pass: one segment of sentences up to the target length, without B.
+) -> Iterator[list[Instance]]:
+    """Yields the instances of each document in one pass: one segment of sentences up to the target length, without B.
 
     The rest of a document is an instance of its own. A sentence longer than the target is split into several.
     """
-    result = []
     for document in documents:
         target = target_length(seq_len - SPECIAL_TOKENS_PER_SINGLE + SPECIAL_TOKENS_PER_PAIR, short_seq_prob, rng)
         instances: list[Instance] = []
@@ -163,8 +162,7 @@ def make_singles(
                 instances.append(Instance(first, first + target, first + target, first + target, False))
                 first += target
         instances.append(Instance(first, document[-1], document[-1], document[-1], False))
-        result.append(instances)
-    return result
+        yield instances
 
 
 RANDOM_NEXT_RULES: dict[str, Callable[..., Iterator[Instance]]] = {
@@ -180,8 +178,8 @@ def make_pairs(
     short_seq_prob: float,
     random_next: str,
     rng: Random,
-) -> list[list[Instance]]:
-    """Returns the instances of each document in order, in one pass over `documents`.
+) -> Iterator[list[Instance]]:
+    """Yields the instances of each document in order, in one pass over `documents`.
 
     Args:
       documents: sentence boundaries of each document, offsets into one token array; no empty document or sentence.
@@ -194,13 +192,11 @@ def make_pairs(
     pairs = RANDOM_NEXT_RULES[random_next]
     labels = _NextLabels(rng)
     longest = seq_len - SPECIAL_TOKENS_PER_PAIR
-    result = []
     for index in range(len(documents)):
         target = target_length(seq_len, short_seq_prob, rng)
         # The pairs are drawn lazily: each is truncated before the next is drawn, as the reference orders its draws.
         instances = pairs(documents, index, target, rng, labels)
-        result.append([truncate_pair(instance, longest, rng) for instance in instances])
-    return result
+        yield [truncate_pair(instance, longest, rng) for instance in instances]
 
 
 def make_rng(*parts: object) -> random.Random:

@@ -17,7 +17,7 @@ MAX_SHARE = 0.2
 
 @dataclass(frozen=True)
 class FilterOptions(CheckedOptions):
-    """Rules that drop text. Repeated lines are dropped first; lengths count no special tokens."""
+    """Rules that drop text: first duplicates, then lines repeated in what remains, then documents by length in tokens."""
 
     drop_duplicates: bool = option(False, "drop duplicate documents (same text)")
     max_line_repeats: int = option(
@@ -73,6 +73,11 @@ class PrepareOptions(FilterOptions, CorpusOptions, InstanceOptions):
     """Options that, with corpus, vocabulary and seed, determine the bytes of a dataset."""
 
     bucket_tokens: int = option(16 << 20, "tokens per shard, the unit in a worker's memory", low=1024)
+
+    @property
+    def needs_lines(self) -> bool:
+        """True if lines are counted, or may be held out."""
+        return self.max_line_repeats > 0 or (self.pairs == "none" and self.eval_fraction > 0)
 
     def as_recorded(self) -> dict[str, Any]:
         """Returns the options of the command line, as `dataset.json` records them.
