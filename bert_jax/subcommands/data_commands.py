@@ -128,10 +128,9 @@ def run_prepare(options: argparse.Namespace) -> None:
         options.input, tokenizer, options.output, prepare_options,
         seed=options.seed, workers=options.workers, scratch=options.scratch, runner=options.runner,
         beam_options=options.beam_options, allow_unk=options.allow_unk,
-        bars=bars(quiet=options.quiet),
+        vocabulary=options.vocab, bars=bars(quiet=options.quiet),
     )  # fmt: skip
-    values = {"output": options.output, **report.describe(info)}
-    print_result(options, values, "\n".join(report.render(values)))
+    print_result(options, {"output": options.output, **report.describe(info)}, "\n".join(report.render(info)))
     suggest(options)
 
 

@@ -31,7 +31,7 @@ from typing import Any
 
 from bert_jax.data.corpora import pydoc_corpus, tfds_corpus
 from bert_jax.data.corpora.columnar_corpus import columnar_documents, columnar_slices
-from bert_jax.data.corpora.corpus_inputs import expand, is_local_file
+from bert_jax.data.corpora.corpus_inputs import expand, is_local_file, without_own_files
 from bert_jax.data.corpora.corpus_options import TEXT_FIELD, CorpusOptions
 from bert_jax.data.corpora.csv_corpus import csv_documents
 from bert_jax.data.corpora.documents import documents_of
@@ -64,8 +64,12 @@ class Slice:
     bytes: int
 
 
-def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE_BYTES) -> list[Slice]:
+def plan(
+    inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE_BYTES, *, vocabulary: str = ""
+) -> list[Slice]:
     """Splits a corpus into slices of about `slice_bytes` bytes, in the order of `expand`.
+
+    Files of prepared datasets and of the `vocabulary`, a path, are skipped.
 
     Compressed files, CSV, "pydoc", "pydoc:NAME" and, with `documents="file"`, plain text are one slice each.
 
@@ -73,7 +77,7 @@ def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE
       InputError: as `expand`, an unreadable file, a file that is neither text nor a table, a TFDS dataset that is not
         prepared, or a `text_field` for inputs none of which has fields.
     """
-    files = expand(inputs, options.text_field)
+    files = without_own_files(expand(inputs, options.text_field), vocabulary)
     if options.text_field != TEXT_FIELD and not any(map(_has_fields, files)):
         raise InputError(
             f"--text_field={options.text_field}: got only inputs without fields, such as {files[0]}; expected JSON "

@@ -6,6 +6,7 @@ if there are such files. A file that is named itself is always read, and so are 
 """
 
 import glob
+import json
 import logging
 import os
 import re
@@ -26,6 +27,7 @@ _DESCRIBES = re.compile(
     re.IGNORECASE,
 )
 _README = re.compile(r"readme\b", re.IGNORECASE)
+_OF_DATASET = re.compile(r"(dataset|provenance|tokenizer)\.json|vocab\.txt|sentencepiece\.model|.*\.(npy|array_record)")
 _NAMED = 5  # skipped files in the log
 
 
@@ -130,3 +132,38 @@ def _without_descriptions(name: str, files: list[str]) -> list[str]:
         )
     dropped = set(skipped)
     return [path for path in files if path not in dropped]
+
+
+def without_own_files(files: Sequence[str], vocabulary: str) -> list[str]:
+    """Drops files that this package wrote: of prepared datasets, and the file or folder `vocabulary` with its record.
+
+    Raises InputError if no other file is left.
+    """
+    own = {os.path.realpath(name) for name in (vocabulary, f"{vocabulary}.json") if vocabulary}
+    datasets: dict[str, bool] = {}
+    skipped = []
+    for path in files:
+        folder, _, name = path.rpartition("/")
+        if _OF_DATASET.fullmatch(name) and folder not in datasets:
+            datasets[folder] = _is_dataset(f"{folder or '.'}/dataset.json")
+        if (own and own & {os.path.realpath(path), os.path.dirname(os.path.realpath(path))}) or (
+            _OF_DATASET.fullmatch(name) and datasets[folder]
+        ):
+            skipped.append(path)
+    if skipped:
+        message = f"skipped, because bert-jax wrote them or they are the vocabulary: {_some(skipped)}"
+        if len(skipped) == len(files):
+            raise InputError(f"--input={files[0]}: no file with text is left; {message}")
+        log.info("--input: %s", message)
+    dropped = set(skipped)
+    return [path for path in files if path not in dropped]
+
+
+def _is_dataset(path: str) -> bool:
+    """Returns True for the `dataset.json` of a prepared dataset."""
+    file = remote.parse_path(path)
+    try:
+        content = json.loads(file.read_text()) if remote.exists(file) else {}
+    except ValueError:
+        return False
+    return isinstance(content, dict) and content.keys() >= {"format_version", "splits", "hash"}

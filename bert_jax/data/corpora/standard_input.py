@@ -1,7 +1,4 @@
-"""The input `-`: text or JSON lines on stdin, copied to a file once, since a corpus is read in parts.
-
-The copy's name contains the digest of its bytes: unfinished work on other bytes is not reused, work on the same is.
-"""
+"""The input `-`: text or JSON lines on stdin, copied to a file once, since a corpus is read in parts."""
 
 import contextlib
 import hashlib
@@ -42,23 +39,12 @@ def _copy(folder: Path) -> tuple[str, str]:
     """Copies stdin to a file in `folder`, in blocks; returns its path and its SHA-256."""
     if sys.stdin is None or sys.stdin.isatty():
         raise InputError("--input=-: stdin is a terminal; pipe text to the command or name a file")
-    unfinished = folder / "stdin.partial"
+    copy = folder / "stdin"
     digest = hashlib.sha256()
-    with open(unfinished, "wb") as file:
+    with open(copy, "wb") as file:
         while block := sys.stdin.buffer.read(_BLOCK_BYTES):
             digest.update(block)
             file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-    if not unfinished.stat().st_size:
-        unfinished.unlink()
+    if not copy.stat().st_size:
         raise InputError("--input=-: stdin is empty; pipe text to the command")
-    final = folder / f"stdin-{digest.hexdigest()}"
-    for other in folder.glob("stdin-*"):
-        if other != final:
-            other.unlink()
-    if final.exists():  # keeps its time, by which unfinished work is recognized
-        unfinished.unlink()
-    else:
-        unfinished.rename(final)
-    return str(final), digest.hexdigest()
+    return str(copy), digest.hexdigest()

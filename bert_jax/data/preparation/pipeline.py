@@ -91,9 +91,12 @@ def prepare(
     runner: str = LOCAL,
     beam_options: Sequence[str] = (),
     allow_unk: float = MAX_SHARE,
+    vocabulary: str = "",
     bars: Bars = silent,
 ) -> DatasetInfo:
     """Prepares the dataset `output`, a new or empty folder, from the corpus `inputs`.
+
+    The files of earlier datasets, and the file or folder `vocabulary` of the tokenizer, are no text, and are skipped.
 
     The `runner` is "local", a pool of `workers` processes, or the name of an Apache Beam runner, which takes
     `beam_options`. The bytes are the same. Temporary files of the local runner are in `scratch`, by default beside the
@@ -115,13 +118,14 @@ def prepare(
     _check_runner(runner, scratch, beam_options, STDIN in inputs)
     if options.sentences == "split":
         log_fallback(options.language)
-    slices = [] if STDIN in inputs else corpus.plan(inputs, options)  # stdin is first copied
+    plan = partial(corpus.plan, options=options, vocabulary=vocabulary)
+    slices = [] if STDIN in inputs else plan(inputs)  # stdin is first copied
     with ExitStack() as stack:
         new = stack.enter_context(atomic.whole_folder(folder, INFO_FILE, scratch))
         shared = str(new) if runner == LOCAL else stack.enter_context(_shared_folder(folder, new))
         work = stack.enter_context(_work_folder(scratch or shared))
         paths, described = stack.enter_context(spooled(inputs, Path(work)))
-        slices = slices or corpus.plan(paths, options)
+        slices = slices or plan(paths)
         job = Job(tokenizer, options, seed, work, shared)
         run_tasks: Any = partial(map_tasks, workers=workers)
         if runner != LOCAL:

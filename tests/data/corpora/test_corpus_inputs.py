@@ -1,10 +1,16 @@
 """Files of folders and patterns: those that describe a dataset are skipped."""
 
 import logging
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 
+from bert_jax.data.corpora import corpus
 from bert_jax.data.corpora.corpus_inputs import expand
+from bert_jax.data.corpora.corpus_options import CorpusOptions
+from bert_jax.errors import InputError
 
 DATASET = ("20231101.ab/train-00000-of-00001.parquet", "20231101.en/train-00000-of-00001.parquet")
 DESCRIPTIONS = (
@@ -84,3 +90,22 @@ def test_descriptions_in_a_store_are_skipped(store, caplog):
         assert expand(["gs://bucket/wiki"]) == ["gs://bucket/wiki/en/a.parquet"]
     assert "gs://bucket/wiki/README.md" in skipped(caplog)
     assert expand(["gs://bucket/text"]) == ["gs://bucket/text/README.md"]
+
+
+def test_own_files_are_no_input(dataset_dir: Path, tokenizer, tmp_path: Path, caplog):
+    """A pattern also matches the vocabulary of the command, its record, and files of earlier datasets."""
+    (tmp_path / "a.txt").write_text("the ship .")
+    (tmp_path / "dataset.json").write_text('{"text": "the sea ."}')  # not of a prepared dataset
+    (tmp_path / "words.txt").write_text("[PAD]\n")
+    (tmp_path / "words.txt.json").write_text("{}")
+    shutil.copytree(dataset_dir, tmp_path / "earlier")
+    (tmp_path / "earlier" / "notes.txt").write_text("the moon .")
+    vocabulary = str(tmp_path / "words.txt")
+    with caplog.at_level(logging.INFO):
+        found = corpus.plan([str(tmp_path)], CorpusOptions(), vocabulary=vocabulary)
+    assert [os.path.relpath(piece.path, tmp_path) for piece in found] == ["a.txt", "dataset.json", "earlier/notes.txt"]
+    assert len([message for message in caplog.messages if "earlier/dataset.json" in message]) == 1
+    found = corpus.plan([f"{tmp_path}/**/*.txt"], CorpusOptions(), vocabulary=str(tmp_path / "earlier"))
+    assert [os.path.basename(piece.path) for piece in found] == ["a.txt", "words.txt"]
+    with pytest.raises(InputError, match=r"--input=.*words\.txt"):
+        corpus.plan([vocabulary], CorpusOptions(), vocabulary=vocabulary)

@@ -70,7 +70,7 @@ def test_slices_do_not_matter(whole, corpus_file, tokenizer, tmp_path, slice_byt
     plan = corpus.plan
     sliced = []
 
-    def cut(inputs, options):
+    def cut(inputs, options, vocabulary):
         sliced.extend(plan(inputs, options, slice_bytes))
         return sliced
 
