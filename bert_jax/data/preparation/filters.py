@@ -12,7 +12,13 @@ from bert_jax.data.dataset import Counts
 from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.data.preparation.sorted_runs import Job, Run, write_run
 
-RULES = ("duplicate_documents", "repeated_lines", "short_documents", "long_documents")
+RULES = {
+    "duplicate_documents": "drop_duplicates",
+    "repeated_lines": "max_line_repeats",
+    "short_documents": "min_document_tokens",
+    "long_documents": "max_document_tokens",
+}
+"""Option of each rule, by the name of what it drops."""
 
 
 def hash_ranges(low: int, high: int, tokens: int, bucket_tokens: int) -> list[tuple[int, int]]:

@@ -293,20 +293,12 @@ def _check_kept(splits: Splits, read: Counts, options: PrepareOptions) -> None:
         rules = ", ".join(f"{number:,} {rule.replace('_', ' ')}" for rule, number in dropped.items())
         most = max(dropped, key=lambda rule: dropped[rule])
         raise InputError(
-            f"--{_OPTIONS[most]}={getattr(options, _OPTIONS[most])}: the filters drop all {read.tokens:,} tokens of "
+            f"--{RULES[most]}={getattr(options, RULES[most])}: the filters drop all {read.tokens:,} tokens of "
             f"{read.documents:,} documents ({rules}); change their limits"
         )
     raise InputError(
         f"--eval_fraction={options.eval_fraction}: the train split is empty; provide more text, or use --eval_fraction 0"
     )
-
-
-_OPTIONS = {
-    "duplicate_documents": "drop_duplicates",
-    "repeated_lines": "max_line_repeats",
-    "short_documents": "min_document_tokens",
-    "long_documents": "max_document_tokens",
-}
 
 
 def _describe(splits: Splits, read: Counts, job: Job, arrays: Mapping[str, str]) -> DatasetInfo:

@@ -7,6 +7,7 @@ from typing import Any
 
 from bert_jax.data.corpora import pydoc_corpus, tfds_corpus
 from bert_jax.data.dataset import Counts, DatasetInfo, SplitInfo
+from bert_jax.data.preparation.filters import RULES
 from bert_jax.errors import InputError
 from bert_jax.files.text_files import text_format
 
@@ -129,22 +130,16 @@ def _warn_of_lost_text(info: DatasetInfo) -> None:
     counts = text_counts(info)
     if counts["used_share"] >= USED_SHARE:
         return
-    causes = {f"{rule.replace('_', ' ')}, which filters dropped": lost["tokens"] for rule, lost in counts["dropped"].items()}
-    cut = f"pairs longer than --seq_len={info.seq_len}, which are cut"
-    causes[cut] = counts["cut_tokens"]
-    cause = max(causes, key=lambda name: causes[name])
-    way_out = (
-        f"pass a larger --seq_len, --dupe_factor {info.options['dupe_factor'] + 1} or more, whose passes cut other tokens, "
-        "or --pairs none, which cuts nothing"
-        if cause == cut
-        else "check the limits of the filters"
-    )
+    causes = {"": counts["cut_tokens"], **{rule: lost["tokens"] for rule, lost in counts["dropped"].items()}}
+    rule = max(causes, key=lambda name: causes[name])
     log.warning(
-        "%.1f%% of the tokens are in no instance; %.1f%% are in %s: %s",
+        "%.1f%% of the tokens are in no instance, %.1f%% because %s",
         100 * (1 - counts["used_share"]),
-        100 * causes[cause] / max(1, info.read.tokens),
-        cause,
-        way_out,
+        100 * causes[rule] / max(1, info.read.tokens),
+        f"of --{RULES[rule]}={info.options[RULES[rule]]}; check this limit"
+        if rule
+        else f"pairs longer than --seq_len={info.seq_len} are cut; pass a larger one, or --dupe_factor "
+        f"{info.options['dupe_factor'] + 1} or more, whose passes cut other tokens, or --pairs none, which cuts nothing",
     )
 
 
