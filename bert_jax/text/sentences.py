@@ -43,12 +43,16 @@ def split(text: str, language: str = "en") -> list[str]:
       text: lines separated by "\n".
       language: an ISO 639 code, which selects the abbreviations that do not end a sentence ("Dr.").
     """
+    short = _LONGEST  # characters that are surely not more bytes
     if not text.isascii():
-        text = _OTHER_SPACES.sub(" ", text)
-    # One call a line is faster on Wikipedia than one a document.
-    segments = (segment for line in text.split("\n") for segment in _correct(_segments(line, language), language))
-    parts = (part for segment in segments for part in _shortened(segment, language))
-    return [sentence for part in parts if (sentence := part.strip())]
+        text, short = _OTHER_SPACES.sub(" ", text), _LONGEST // 4
+    result = []
+    for line in text.split("\n"):  # one call a line is faster on Wikipedia than one a document
+        for segment in _correct(_segments(line, language), language):
+            for part in [segment] if len(segment) <= short else _shortened(segment, language):
+                if sentence := part.strip():
+                    result.append(sentence)
+    return result
 
 
 def _segments(line: str, language: str) -> list[str]:
@@ -66,18 +70,18 @@ def _segments(line: str, language: str) -> list[str]:
             found.pop()  # may continue in the next block
         segments += found
         start += sum(map(len, found))
-    return segments + _segment(line[start:], language)
+    return [*segments, *_segment(line[start:], language)] if start else _segment(line, language)
 
 
 def _shortened(segment: str, language: str) -> list[str]:
-    """Splits a segment that is too long into parts."""
-    if 4 * len(segment) <= _LONGEST or _bytes(segment) <= _LONGEST:
+    """Splits a segment into parts if it is too long."""
+    if _bytes(segment) <= _LONGEST:
         return [segment]
     return [part for sentence in _ignoring_quotes(segment, language) for part in _by_words(sentence)]
 
 
 def _bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+    return len(text.encode("utf-8", "surrogatepass"))
 
 
 def _ignoring_quotes(text: str, language: str) -> list[str]:
