@@ -12,7 +12,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from bert_jax.data.dataset import Counts, Shard, file_digest
 from bert_jax.data.hashing import random_bits
 from bert_jax.data.preparation.filters import Documents, Filter, hash_ranges
-from bert_jax.data.preparation.instances import make_pairs, make_rng, make_singles
+from bert_jax.data.preparation.instances import Document, make_pairs, make_rng, make_singles
 from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.data.preparation.sorted_runs import Job, Run, write_run
 from bert_jax.data.records import RANDOM_NEXT, SINGLE, make_headers, sequence_lengths
@@ -20,6 +20,7 @@ from bert_jax.files import atomic
 
 _WRITER_OPTIONS = "group_size:16"  # records compressed and read together: fewer make larger files, more slower reads
 _COUNTED_TOKENS = 1 << 20  # at once
+_WRITTEN = 1 << 14  # instances at once
 
 
 class Bucket(NamedTuple):
@@ -138,72 +139,75 @@ def build(job: Job, runs: Sequence[Run], repeated: Run | None, bucket: Bucket) -
       repeated: the sorted `hashes` of lines to drop, if any.
       bucket: the range of hashes.
     """
-    options = job.options
-    filtered = Filter(options, repeated.array("hashes") if repeated else np.zeros(0, np.uint64))
+    filtered = Filter(job.options, repeated.array("hashes") if repeated else np.zeros(0, np.uint64))
     documents = filtered.read(runs, bucket.low, bucket.high)
     order = np.argsort(documents.hashes, kind="stable")
-    copies = documents.copies[order]
-    ends = np.cumsum(documents.sentences)
+    hashes, copies = documents.hashes[order], documents.copies[order]
     bounds = np.concatenate([[0], np.cumsum(documents.lengths)])
-    distinct = [
-        bounds[end - size : end + 1].tolist()
-        for end, size in zip(ends[order].tolist(), documents.sentences[order].tolist(), strict=True)
-    ]
-    repeats = np.repeat(np.arange(len(distinct)), copies)
-    hashes = documents.hashes[order][repeats]
-    occurrence = np.arange(len(repeats)) - np.repeat(_starts(copies), copies)
-    texts = [distinct[number] for number in repeats.tolist()]
-    ids, spans, owners = [np.zeros(0, np.uint64)], [np.zeros((0, 5), np.int64)], [np.zeros(0, np.int64)]
-    for number in range(options.dupe_factor):
-        rng = make_rng(job.seed, bucket.split, bucket.low, number)
-        if options.pairs == "none":
-            created = make_singles(texts, seq_len=options.seq_len, short_seq_prob=options.short_seq_prob, rng=rng)
-        else:
-            created = make_pairs(
-                texts,
-                seq_len=options.seq_len,
-                short_seq_prob=options.short_seq_prob,
-                random_next=options.random_next,
-                rng=rng,
-            )
-        flat, counts = array("q"), array("q")
-        for instances in created:
-            counts.append(len(instances))
-            flat.extend(itertools.chain.from_iterable(instances))
-        sizes = np.frombuffer(counts, np.int64) if counts else np.zeros(0, np.int64)
-        owner = np.repeat(np.arange(len(sizes)), sizes)
-        ordinal = np.arange(len(owner)) - np.repeat(_starts(sizes), sizes)
-        with np.errstate(over="ignore"):
-            counter = (ordinal + (number << 32)).astype(np.uint64) + (occurrence[owner].astype(np.uint64) << 48)
-        ids.append(random_bits(hashes[owner], counter))
-        spans.append(np.array(flat, np.int64).reshape(-1, 5))
-        owners.append(repeats[owner])
-    all_spans, owner = np.concatenate(spans), np.concatenate(owners)
-    starts, stops = (np.array([text[end] for text in distinct], np.int64) for end in (0, -1))
-    b_start, is_random = all_spans[:, 2], all_spans[:, 4] == 1
-    same = is_random & (b_start >= starts[owner]) & (b_start < stops[owner])
-    if len(distinct) > 1:  # then B may be of another copy
-        same &= copies[owner] == 1
-    shard, lengths = _write_shard(job, bucket, documents.tokens, np.concatenate(ids), all_spans)
+    ends = np.cumsum(documents.sentences)[order]
+    sizes = documents.sentences[order]
+    texts = [bounds[end - size : end + 1].tolist() for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
+    starts, stops = bounds[ends - sizes], bounds[ends]
+    ids, spans, owners = _make_instances(job, bucket, texts, hashes, copies)
+    is_random = spans[:, 4] == 1
+    is_same = is_random & (spans[:, 2] >= starts[owners]) & (spans[:, 2] < stops[owners])
+    if len(texts) > 1:  # then B may be of another copy
+        is_same &= copies[owners] == 1
+    shard, lengths = _write_shard(job, bucket, documents.tokens, ids, spans)
     return Built(
         shard=shard,
-        counts=Counts(
-            int(copies.sum()), int((documents.sentences * documents.copies).sum()), int(((stops - starts) * copies).sum())
-        ),
-        used_tokens=int((_used_tokens(all_spans, starts) * copies).sum()),
+        counts=Counts(*(int((copies * number).sum()) for number in (1, sizes, stops - starts))),
+        used_tokens=int((_used_tokens(spans, starts) * copies).sum()),
         random_next=int(is_random.sum()),
-        same_document=int(same.sum()),
+        same_document=int(is_same.sum()),
         dropped=documents.dropped,
         lengths=lengths,
         token_counts=_token_counts(documents, job.tokenizer.vocab_size),
     )
 
 
+def _make_instances(
+    job: Job, bucket: Bucket, texts: Sequence[Document], hashes: np.ndarray, copies: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the instances of distinct documents [n]: ids uint64 [N], `Instance`s int32 [N, 5], and documents [N]."""
+    options = job.options
+    distinct = np.repeat(np.arange(len(texts)), copies)  # of each copy
+    copy = np.arange(len(distinct)) - np.repeat(_starts(copies), copies)
+    documents = [texts[number] for number in distinct.tolist()]
+    ids, spans, owners = [], [], []
+    for number in range(options.dupe_factor):
+        rng = make_rng(job.seed, bucket.split, bucket.low, number)
+        made = (
+            make_singles(documents, seq_len=options.seq_len, short_seq_prob=options.short_seq_prob, rng=rng)
+            if options.pairs == "none"
+            else make_pairs(
+                documents,
+                seq_len=options.seq_len,
+                short_seq_prob=options.short_seq_prob,
+                random_next=options.random_next,
+                rng=rng,
+            )
+        )
+        flat, counts = array("i"), array("i")  # an array, since a million tuples take hundreds of megabytes
+        for instances in made:
+            counts.append(len(instances))
+            flat.extend(itertools.chain.from_iterable(instances))
+        sizes = np.array(counts, np.int64)
+        owner = np.repeat(np.arange(len(sizes)), sizes)
+        ordinal = np.arange(len(owner)) - np.repeat(_starts(sizes), sizes)
+        with np.errstate(over="ignore"):
+            counter = (ordinal + (number << 32)).astype(np.uint64) + (copy[owner].astype(np.uint64) << np.uint64(48))
+        ids.append(random_bits(hashes[distinct[owner]], counter))
+        spans.append(np.array(flat, np.int32).reshape(-1, 5))
+        owners.append(distinct[owner])
+    return np.concatenate(ids), np.concatenate(spans), np.concatenate(owners)
+
+
 def _used_tokens(spans: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Returns int64 [n]: the tokens of each document that are in a segment of at least one instance.
 
     Args:
-      spans: int64 [N, 5], the instances.
+      spans: int32 [N, 5], the instances.
       starts: int64 [n], the offset of each document's first token.
     """
     segments = np.concatenate([spans[:, :2], spans[:, 2:4]])
@@ -234,18 +238,19 @@ def _write_shard(
     """Writes the shard; returns it with the lengths of its sequences, uint16 [N], in order."""
     order = np.argsort(ids, kind="stable")
     spans = spans[order]
-    len_a, len_b = spans[:, 1] - spans[:, 0], spans[:, 3] - spans[:, 2]
     flags = np.full(len(spans), SINGLE) if job.options.pairs == "none" else spans[:, 4] * RANDOM_NEXT
-    headers = make_headers(ids[order], len_a, len_b, flags)
-    data = np.ascontiguousarray(tokens).data.cast("B") if len(tokens) else memoryview(b"")
+    headers = make_headers(ids[order], spans[:, 1] - spans[:, 0], spans[:, 3] - spans[:, 2], flags)
+    data = tokens.data.cast("B") if len(tokens) else b""
     path = f"{job.output}/{bucket.file}"
     with atomic.whole_path(path) as local:
         try:
             writer = ArrayRecordWriter(str(local), _WRITER_OPTIONS)
-            header, size = headers.tobytes(), headers.itemsize
-            for number, (a_start, a_stop, b_start, b_stop, _) in enumerate((spans * tokens.itemsize).tolist()):
-                parts = header[number * size : (number + 1) * size], data[a_start:a_stop], data[b_start:b_stop]
-                writer.write(b"".join(parts))
+            for start in range(0, len(spans), _WRITTEN):  # Python's integers take more memory than the arrays
+                header, size = headers[start : start + _WRITTEN].tobytes(), headers.itemsize
+                ends = spans[start : start + _WRITTEN, :4].astype(np.int64) * tokens.itemsize
+                for at, (a_start, a_stop, b_start, b_stop) in enumerate(ends.tolist()):
+                    parts = header[at * size : (at + 1) * size], data[a_start:a_stop], data[b_start:b_stop]
+                    writer.write(b"".join(parts))
             writer.close()
             reader = ArrayRecordReader(str(local))
             count = reader.num_records()
