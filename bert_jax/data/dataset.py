@@ -71,9 +71,7 @@ class Counts(Section):
     tokens: Count = 0
 
     def __add__(self, other: "Counts") -> "Counts":
-        return Counts(
-            self.documents + other.documents, self.sentences + other.sentences, self.tokens + other.tokens
-        )
+        return Counts(self.documents + other.documents, self.sentences + other.sentences, self.tokens + other.tokens)
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class DatasetInfo(Section):
     seed: int = 0
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     splits: Mapping[str, SplitInfo] = dataclasses.field(default_factory=lambda: dict.fromkeys(SPLITS, SplitInfo()))
-    read: Counts = Counts()  # before filters
+    corpus: Counts = Counts()  # the text that was read, before filters
     dropped: Mapping[str, Counts] = dataclasses.field(default_factory=dict)  # by rule of `filters.py`
     arrays: Mapping[str, str] = dataclasses.field(default_factory=dict)  # digest of each .npy file
     format_version: int = FORMAT_VERSION

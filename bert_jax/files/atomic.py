@@ -1,7 +1,7 @@
 """Atomic writes and copies of files and folders, on a local disk or in an object store; see `remote.py`.
 
-A file is written beside its target, as .NAME.partial, and renamed when it is complete; a folder as .NAME.partial-XXXXXXXX.
-What a killed process left is replaced by the next write of the same output. A file has one writer. A store creates an
+A file is written beside its target, as .NAME.partial, and renamed when it is complete; a folder as .NAME.partial-XXXX.
+What a killed process left is deleted by the next write of the same output. A file has one writer. A store creates an
 object with the last byte of its upload.
 """
 
@@ -21,7 +21,6 @@ from etils import epath
 
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files.remote import is_remote, is_taken, parse_path, store_errors, store_of
-
 
 _UPLOADS = 16  # at a time
 
@@ -95,7 +94,7 @@ def _partial(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """As `whole_file`, for a library that opens files itself: yields a local path. Several processes may write `path`."""
+    """Yields a local path whose file becomes `path`, as `whole_file`; several processes may write `path`."""
     if is_remote(path):
         with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
             yield Path(folder) / "file"

@@ -211,8 +211,9 @@ def test_output_that_cannot_be_written_is_refused(tmp_path: Path):
 
 def test_a_mount_point_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "mounted")
-    with pytest.raises(InputError, match="--output=.*mounted/NAME"), atomic.whole_folder(
-        epath.Path(tmp_path / "mounted"), last="a"
+    with (
+        pytest.raises(InputError, match=r"--output=.*mounted/NAME"),
+        atomic.whole_folder(epath.Path(tmp_path / "mounted"), last="a"),
     ):
         pass
     assert not list(tmp_path.iterdir())

@@ -8,7 +8,6 @@ duplicate task writes the same file again.
 import contextlib
 import io
 import logging
-import os
 import pickle
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -69,11 +68,10 @@ class BeamRunner:
             raise InputError(failures[0] + others)
         if missing := [number for number, result in enumerate(found) if result is None]:
             raise InputError(
-                f"--output: the results of {len(missing)} tasks are missing: not shared by this machine and the workers "
-                f"of --runner={self.runner}; expected a folder that all can access, such as gs://BUCKET/FOLDER"
+                f"--output: {len(missing)} results are missing: not shared by this machine and the workers of "
+                f"--runner={self.runner}; expected a folder that all can access, such as gs://BUCKET/FOLDER"
             )
-        for task, result in zip(tasks, found, strict=True):
-            yield task, result[0]
+        yield from ((task, result[0]) for task, result in zip(tasks, found, strict=True))
 
     def _pipeline(self) -> beam.Pipeline:
         stderr = io.StringIO()
@@ -104,7 +102,9 @@ class BeamRunner:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise BertJaxError(f"--runner={self.runner}: the pipeline failed: {lines[-1]}") from error
         if state != PipelineState.DONE:
-            raise BertJaxError(f"--runner={self.runner}: the pipeline ended in state {state}, expected DONE; see its logs")
+            raise BertJaxError(
+                f"--runner={self.runner}: the pipeline ended in state {state}, expected DONE; see its logs"
+            )
 
 
 def _result_path(folder: str, number: int) -> str:
@@ -114,17 +114,16 @@ def _result_path(folder: str, number: int) -> str:
 def _run_task(task: tuple[int, bytes], function: Callable[[Any], Result], folder: str) -> None:
     """Writes the result of a pickled task, or its InputError, which Beam would retry and report in a traceback."""
     one_thread()
-    result: tuple[Result] | InputError
     try:
-        result = (function(pickle.loads(task[1])),)
+        result: Any = (function(pickle.loads(task[1])),)
     except InputError as error:
         result = InputError(str(error))
     with atomic.whole_path(_result_path(folder, task[0])) as path:
         path.write_bytes(pickle.dumps(result))
 
 
-def _read(path: str) -> tuple[object] | InputError | None:
-    """Returns the result of a task; None if it is missing."""
+def _read(path: str) -> Any:
+    """Returns the result of a task in a tuple, or its InputError; None if it is missing."""
     file = epath.Path(path)
-    result: tuple[object] | InputError | None = pickle.loads(atomic.read_whole(file)) if file.exists() else None
+    result: Any = pickle.loads(atomic.read_whole(file)) if file.exists() else None
     return result

@@ -59,7 +59,7 @@ class Filter:
         """
         ranges = [run.hash_range(low, high) for run in runs]
         hashes = np.concatenate([run.part("hashes", *ends) for run, ends in zip(runs, ranges, strict=True)])
-        distinct, first, copies = np.unique(hashes, return_index=True, return_counts=True)
+        _, first, copies = np.unique(hashes, return_index=True, return_counts=True)
         kind = runs[0].layout["tokens"][0]
         parts = [(np.zeros(0, np.uint64), *(np.zeros(0, np.int64) for _ in range(3)), np.zeros(0, kind))]
         dropped: Counter[tuple[str, int]] = Counter()
@@ -72,7 +72,8 @@ class Filter:
                 parts.append(self._read(run, start, stop, is_first, copies[chosen], dropped, tokens))
             offset += stop - start
         counts = {rule: Counts(*(dropped[rule, unit] for unit in range(3))) for rule in RULES}
-        return Documents(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)), counts)
+        arrays = [np.concatenate(each) for each in zip(*parts, strict=True)]
+        return Documents(arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], counts)
 
     def _read(
         self,

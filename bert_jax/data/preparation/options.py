@@ -17,7 +17,7 @@ MAX_SHARE = 0.2
 
 @dataclass(frozen=True)
 class FilterOptions(CheckedOptions):
-    """Rules that drop text: first duplicates, then lines repeated in what remains, then documents by length in tokens."""
+    """Rules that drop text: first duplicates, then lines repeated in what remains, then documents by their length."""
 
     drop_duplicates: bool = option(False, "drop duplicate documents (same text)")
     max_line_repeats: int = option(

@@ -23,7 +23,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 from etils import epath
@@ -75,8 +75,13 @@ log = logging.getLogger(__name__)
 LOCAL = "local"
 _COPIES = 16  # within a store, at a time
 
-MapTasks = Callable[[Callable[[Task], Result], Sequence[Task]], Iterator[tuple[Task, Result]]]
 Splits = Mapping[str, Sequence[Built]]
+
+
+class RunTasks(Protocol):
+    """Runs a function on each task; yields (task, result) pairs, in any order."""
+
+    def __call__(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]: ...
 
 
 def prepare(
@@ -127,7 +132,7 @@ def prepare(
         paths, described = stack.enter_context(spooled(inputs, Path(work)))
         slices = slices or plan(paths)
         job = Job(tokenizer, options, seed, work, shared)
-        run_tasks: Any = partial(map_tasks, workers=workers)
+        run_tasks: RunTasks = partial(map_tasks, workers=workers)
         if runner != LOCAL:
             from bert_jax.data.preparation.beam import BeamRunner
 
@@ -206,7 +211,7 @@ def _copy_shards(info: DatasetInfo, source: str, folder: epath.Path) -> None:
 
 
 def _build(
-    slices: Sequence[corpus.Slice], job: Job, allow_unk: float, run_tasks: MapTasks, bars: Bars, new: epath.Path
+    slices: Sequence[corpus.Slice], job: Job, allow_unk: float, run_tasks: RunTasks, bars: Bars, new: epath.Path
 ) -> tuple[DatasetInfo, float]:
     """Runs both passes and writes the dataset; returns its description and the share of [UNK]."""
     runs = _tokenize(slices, job, run_tasks, bars)
@@ -231,7 +236,7 @@ def _build(
     return info, unknown
 
 
-def _tokenize(slices: Sequence[corpus.Slice], job: Job, run_tasks: MapTasks, bars: Bars) -> list[Run]:
+def _tokenize(slices: Sequence[corpus.Slice], job: Job, run_tasks: RunTasks, bars: Bars) -> list[Run]:
     """Runs the first pass; returns its runs, in the order of the slices."""
     before = _fingerprints(slices)
     found: dict[int, list[Run]] = {}
@@ -253,7 +258,7 @@ def _fingerprints(slices: Sequence[corpus.Slice]) -> dict[str, str]:
     return {path: corpus.fingerprint(path) for path in {piece.path: None for piece in slices}}
 
 
-def _build_shards(runs: Sequence[Run], read: Counts, job: Job, run_tasks: MapTasks, bars: Bars) -> Splits:
+def _build_shards(runs: Sequence[Run], read: Counts, job: Job, run_tasks: RunTasks, bars: Bars) -> Splits:
     """Runs the second pass; returns the shards of each split."""
     options = job.options
     repeated = _repeated_lines(runs, read, job, run_tasks) if options.max_line_repeats else None
@@ -276,7 +281,7 @@ def _build_shards(runs: Sequence[Run], read: Counts, job: Job, run_tasks: MapTas
     return {split: [built[bucket.file] for bucket in buckets if bucket.split == split] for split in ("train", "eval")}
 
 
-def _repeated_lines(runs: Sequence[Run], read: Counts, job: Job, run_tasks: MapTasks) -> Run:
+def _repeated_lines(runs: Sequence[Run], read: Counts, job: Job, run_tasks: RunTasks) -> Run:
     """Returns a run of the hashes of the lines that occur too often."""
     ranges = hash_ranges(0, 2**64, read.tokens, job.options.bucket_tokens)
     counted = [run for _, run in run_tasks(partial(count_lines, job, runs), list(enumerate(ranges)))]
@@ -296,9 +301,7 @@ def _check_kept(splits: Splits, read: Counts, options: PrepareOptions) -> None:
             f"--{RULES[most]}={getattr(options, RULES[most])}: the filters drop all {read.tokens:,} tokens of "
             f"{read.documents:,} documents ({rules}); change their limits"
         )
-    raise InputError(
-        f"--eval_fraction={options.eval_fraction}: the train split is empty; provide more text, or use --eval_fraction 0"
-    )
+    raise InputError(f"--eval_fraction={options.eval_fraction}: the train split is empty; provide more text, or pass 0")
 
 
 def _describe(splits: Splits, read: Counts, job: Job, arrays: Mapping[str, str]) -> DatasetInfo:
@@ -315,7 +318,7 @@ def _describe(splits: Splits, read: Counts, job: Job, arrays: Mapping[str, str])
         seed=job.seed,
         options=job.options.as_recorded(),
         splits={split: _split_info(buckets) for split, buckets in splits.items()},
-        read=read,
+        corpus=read,
         dropped=_dropped(splits),
         arrays=arrays,
     ).with_hash()

@@ -31,11 +31,11 @@ def text_counts(info: DatasetInfo) -> dict[str, Any]:
     splits = info.splits.values()
     used = sum(split.used_tokens for split in splits)
     return {
-        "read": asdict(info.read),
+        "read": asdict(info.corpus),
         "dropped": {rule: asdict(counts) for rule, counts in info.dropped.items() if counts != Counts()},
         "cut_tokens": sum(split.tokens for split in splits) - used,
         "used_tokens": used,
-        "used_share": used / max(1, info.read.tokens),
+        "used_share": used / max(1, info.corpus.tokens),
     }
 
 
@@ -69,7 +69,9 @@ def render(info: DatasetInfo) -> list[str]:
     """Formats the counts of a dataset as lines for a terminal."""
     lines = render_text(text_counts(info))
     for name, split in info.splits.items():
-        labels = f", {split.random_next / split.instances:.1%} with a random second segment" if split.random_next else ""
+        labels = (
+            f", {split.random_next / split.instances:.1%} with a random second segment" if split.random_next else ""
+        )
         lines.append(f"{name}: {split.documents:,} documents, {split.instances:,} instances{labels}")
     return lines
 
@@ -101,7 +103,7 @@ def _sum(info: DatasetInfo) -> SplitInfo:
 
 def _warn_of_eval_split(info: DatasetInfo, total: SplitInfo) -> None:
     held_out = info.splits["eval"]
-    if not info.options["eval_fraction"] or total.documents >= _FEWEST_DOCUMENTS and held_out.documents >= 2:
+    if not info.options["eval_fraction"] or (total.documents >= _FEWEST_DOCUMENTS and held_out.documents >= 2):
         return
     if held_out.documents and info.options["pairs"] == "none":  # its lines are held out
         return
@@ -109,7 +111,7 @@ def _warn_of_eval_split(info: DatasetInfo, total: SplitInfo) -> None:
         "The eval split has %s: of %s documents in the corpus, the filters keep %s, and --eval_fraction=%g of them is "
         "less than two; provide at least %d documents, or pass --eval_fraction 0",
         "one document" if held_out.documents else "no document",
-        f"{info.read.documents:,}",
+        f"{info.corpus.documents:,}",
         f"{total.documents:,}",
         info.options["eval_fraction"],
         _FEWEST_DOCUMENTS,
@@ -135,11 +137,11 @@ def _warn_of_lost_text(info: DatasetInfo) -> None:
     log.warning(
         "%.1f%% of the tokens are in no instance, %.1f%% because %s",
         100 * (1 - counts["used_share"]),
-        100 * causes[rule] / max(1, info.read.tokens),
+        100 * causes[rule] / max(1, info.corpus.tokens),
         f"of --{RULES[rule]}={info.options[RULES[rule]]}; check this limit"
         if rule
-        else f"pairs longer than --seq_len={info.seq_len} are cut; pass a larger one, or --dupe_factor "
-        f"{info.options['dupe_factor'] + 1} or more, whose passes cut other tokens, or --pairs none, which cuts nothing",
+        else f"pairs longer than --seq_len={info.seq_len} are cut; pass a larger one, --dupe_factor "
+        f"{info.options['dupe_factor'] + 1} or more, whose passes cut others, or --pairs none, which cuts nothing",
     )
 
 

@@ -49,14 +49,14 @@ def eval_threshold(runs: Sequence[Run], filtered: Filter) -> int:
 
 
 def _threshold(lowest: np.ndarray, options: PrepareOptions) -> int:
-    """Returns the hash below which the share `eval_fraction` is, and at least two of the sorted hashes if four exist."""
+    """Returns the hash below which the share `eval_fraction` is, and at least two of the sorted hashes `lowest`."""
     threshold = int(options.eval_fraction * 2**64)
     return max(threshold, int(lowest[1]) + 1) if len(lowest) >= 4 else threshold
 
 
 def holds_out_lines(documents: int, options: PrepareOptions) -> bool:
     """Returns True if lines are held out because there are too few documents to hold out the share `eval_fraction`."""
-    return options.pairs == "none" and 0 < options.eval_fraction and documents * options.eval_fraction < 1
+    return options.pairs == "none" and options.eval_fraction > 0 and documents * options.eval_fraction < 1
 
 
 def line_threshold(runs: Sequence[Run], options: PrepareOptions) -> int:
@@ -95,7 +95,8 @@ def hold_out_lines(job: Job, threshold: int, run: Run) -> Run:
 
 
 def _starts(sizes: np.ndarray) -> np.ndarray:
-    return np.cumsum(sizes) - sizes
+    starts: np.ndarray = np.cumsum(sizes) - sizes
+    return starts
 
 
 def make_buckets(runs: Sequence[Run], eval_below: int, options: PrepareOptions) -> list[Bucket]:
@@ -174,7 +175,9 @@ def _make_instances(
     distinct = np.repeat(np.arange(len(texts)), copies)  # of each copy
     copy = np.arange(len(distinct)) - np.repeat(_starts(copies), copies)
     documents = [texts[number] for number in distinct.tolist()]
-    ids, spans, owners = [], [], []
+    ids: list[np.ndarray] = []
+    spans: list[np.ndarray] = []
+    owners: list[np.ndarray] = []
     for number in range(options.dupe_factor):
         rng = make_rng(job.seed, bucket.split, bucket.low, number)
         made = (
@@ -224,10 +227,11 @@ def _token_counts(documents: Documents, vocab_size: int) -> np.ndarray:
     total = np.zeros(vocab_size, np.int64)
     for start in range(0, len(documents.tokens), _COUNTED_TOKENS):
         total += np.bincount(documents.tokens[start : start + _COUNTED_TOKENS], minlength=vocab_size)
-    sizes = np.add.reduceat(documents.lengths, _starts(documents.sentences)) if len(documents.hashes) else []
-    ends = np.cumsum(sizes)
+    bounds = np.concatenate([[0], np.cumsum(documents.lengths)])
+    ends = np.cumsum(documents.sentences)
     for number in np.flatnonzero(documents.copies > 1).tolist():
-        ids, counts = np.unique(documents.tokens[ends[number] - sizes[number] : ends[number]], return_counts=True)
+        start, stop = bounds[[ends[number] - documents.sentences[number], ends[number]]].tolist()
+        ids, counts = np.unique(documents.tokens[start:stop], return_counts=True)
         total[ids] += counts * (documents.copies[number] - 1)
     return total
 

@@ -49,7 +49,7 @@ def test_duplicate_documents(tokenizer, tmp_path):
         "duplicate_documents": lost
     }
     assert lost.documents == 70
-    assert dropped.info.read == kept.info.read == Counts(*counts)
+    assert dropped.info.corpus == kept.info.corpus == Counts(*counts)
     assert totals(dropped)[0] == totals(plain)[0]
     assert dropped.token_counts().sum() == plain.token_counts().sum()
 
@@ -111,7 +111,10 @@ def test_a_document_at_a_limit_stays(tokenizer, tmp_path):
     texts = [" ".join(["ship"] * size) + " ." for size in range(9, 31)]  # of 10 to 31 tokens
     dataset = run(texts, tokenizer, tmp_path, min_document_tokens=12, max_document_tokens=28, eval_fraction=0.0)
     assert dataset.info.splits["train"].documents == 28 - 12 + 1
-    assert (dataset.info.dropped["short_documents"].documents, dataset.info.dropped["long_documents"].documents) == (2, 3)
+    assert (dataset.info.dropped["short_documents"].documents, dataset.info.dropped["long_documents"].documents) == (
+        2,
+        3,
+    )
     assert dataset.info.splits["train"].tokens == sum(range(12, 29))
 
 
@@ -161,8 +164,8 @@ def test_every_token_is_counted_once(tokenizer, tmp_path):
     info = run(texts, tokenizer, tmp_path, **options).info
     assert all(count.tokens for count in info.dropped.values())
     kept = sum((Counts(split.documents, split.sentences, split.tokens) for split in info.splits.values()), Counts())
-    assert sum(info.dropped.values(), kept) == info.read
-    assert info.read.tokens == sum(map(len, tokenizer.encode_batch(texts)))
+    assert sum(info.dropped.values(), kept) == info.corpus
+    assert info.corpus.tokens == sum(map(len, tokenizer.encode_batch(texts)))
 
 
 @pytest.mark.parametrize(("stubs", "articles", "held_out"), [(100, 12, 2), (100, 4, 2), (30, 3, 0)])

@@ -155,11 +155,15 @@ def test_lost_text_is_said_with_its_cause(options, named, tokenizer, tmp_path, c
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("options", [{}, {"pairs": "none"}, {"dupe_factor": 3}, {"seq_len": 16}, {"drop_duplicates": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"pairs": "none"}, {"dupe_factor": 3}, {"seq_len": 16}, {"drop_duplicates": True}]
+)
 def test_used_tokens_are_those_of_the_instances(options, workers, tokenizer, tmp_path):
     """Every word of the corpus is another, except in duplicate documents."""
     letters = str.maketrans("0123456789", "abcdefghij")
-    lines = [[f"{n:02d}{line:02d}{word:d}".translate(letters) for word in range(9)] for n in range(30) for line in range(n)]
+    lines = [
+        [f"{n:02d}{line:02d}{word:d}".translate(letters) for word in range(9)] for n in range(30) for line in range(n)
+    ]
     texts = [" ".join(words) for words in lines]
     documents = ["\n".join(texts[n * (n - 1) // 2 : n * (n + 1) // 2]) for n in range(1, 30)]
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted({word for words in lines for word in words})]
@@ -173,7 +177,7 @@ def test_used_tokens_are_those_of_the_instances(options, workers, tokenizer, tmp
         used = np.unique(rows["input_ids"][rows["maskable"]])
         assert split.used_tokens == copies * len(used)
         assert 0 < split.used_tokens <= split.tokens
-    assert data.info.read.tokens == 2 * sum(map(len, lines))
+    assert data.info.corpus.tokens == 2 * sum(map(len, lines))
 
 
 def test_the_table(tokenizer, tmp_path, capsys):
@@ -212,8 +216,8 @@ def test_lines_of_a_file_of_lines_are_held_out(files, tokenizer, tmp_path, caplo
     assert not held_out & train
     assert held_out | train == set(tweets)
     assert 60 < len(held_out) < 180
-    assert data.info.read.documents == files
-    assert sum(split.tokens for split in data.info.splits.values()) == data.info.read.tokens
+    assert data.info.corpus.documents == files
+    assert sum(split.tokens for split in data.info.splits.values()) == data.info.corpus.tokens
     assert not hints(caplog)
 
 
