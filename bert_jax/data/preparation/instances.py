@@ -186,7 +186,7 @@ def make_pairs(
       seq_len: tokens in a finished sequence, with [CLS] and two [SEP].
       short_seq_prob: the probability of a shorter target length, drawn for each document.
       random_next: "paper" (half of all pairs are random) or "reference" (a single sentence always gets a random B,
-        which makes 55-61% of pairs random on real text).
+        which makes 50-61% of pairs random on real text).
       rng: the source of every draw.
     """
     pairs = RANDOM_NEXT_RULES[random_next]

@@ -54,7 +54,7 @@ class InstanceOptions(CheckedOptions):
     short_seq_prob: float = option(0.1, "share of documents with a shorter target", low=0, high=1)
     random_next: str = option(
         "paper",
-        "paper: half of all pairs are random; reference: a lone sentence always gets a random B (55-61% random)",
+        "paper: half of all pairs are random; reference: a lone sentence always gets a random B (50-61% random)",
         choices=tuple(RANDOM_NEXT_RULES),
     )
     eval_fraction: float = option(0.01, "share of documents held out for evaluation")
