@@ -128,9 +128,10 @@ def prepare(
     with ExitStack() as stack:
         new = stack.enter_context(atomic.whole_folder(folder, INFO_FILE, scratch))
         shared = str(new) if runner == LOCAL else stack.enter_context(_shared_folder(folder, new))
-        work = stack.enter_context(_work_folder(scratch or shared))
-        paths, described = stack.enter_context(spooled(inputs, Path(work)))
+        local = stack.enter_context(_local_folder(scratch or str(new)))
+        paths, described = stack.enter_context(spooled(inputs, Path(local)))
         slices = slices or plan(paths)
+        work = local if shared == str(new) else f"{shared}/work"
         job = Job(tokenizer, options, seed, work, shared)
         run_tasks: RunTasks = partial(map_tasks, workers=workers)
         if runner != LOCAL:
@@ -179,11 +180,8 @@ def _check_runner(runner: str, scratch: str | None, beam_options: Sequence[str],
 
 
 @contextmanager
-def _work_folder(parent: str) -> Iterator[str]:
+def _local_folder(parent: str) -> Iterator[str]:
     """Yields a new folder for temporary files, and deletes it."""
-    if remote.is_remote(parent):
-        yield f"{parent}/work"
-        return
     os.makedirs(parent, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bert-jax-prepare-", dir=parent) as work:
         yield work

@@ -1,10 +1,12 @@
 """Preparation with Beam's DirectRunner, in one or several processes, writes the same bytes as without Beam."""
 
 import gzip
+import io
 import json
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from support import helpers
@@ -271,6 +273,7 @@ def test_without_beam(inputs, vocabulary_file, tmp_path):
     arguments = command_line(inputs, vocabulary_file, tmp_path / "data", "--runner", "DirectRunner")
     code = f"""
 import sys
+from types import SimpleNamespace
 sys.modules["apache_beam"] = None
 from bert_jax import cli
 sys.exit(cli.main({arguments!r}))
@@ -286,3 +289,11 @@ sys.exit(cli.main({arguments!r}))
 def test_the_local_runner_does_without_beam():
     code = "import sys, bert_jax.cli, bert_jax.data.preparation.pipeline; sys.exit('apache_beam' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_stdin_to_a_store(inputs, tokenizer, store, tmp_path, monkeypatch):
+    content = b"the ship sees the wave .\n\nthe owl hears the moon .\n"
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content), isatty=lambda: False))
+    info = run(["-"], tokenizer, "gs://bucket/data", **DIRECT, eval_fraction=0.0)
+    assert info.splits["train"].documents == 2
+    assert not [name for name in store.names() if "stdin" in name]
