@@ -51,7 +51,11 @@ def check_file_output(output: str) -> None:
     if not output.startswith("/dev/"):
         if not is_remote(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        _probe(path.parent)
+        try:
+            _probe(path.parent)
+        except OSError as error:
+            error.filename = output  # in place of the probe's
+            raise
 
 
 @contextmanager

@@ -293,7 +293,7 @@ def _check_kept(splits: Splits, read: Counts, options: PrepareOptions) -> None:
         return
     dropped = {rule: counts.tokens for rule, counts in _dropped(splits).items() if counts.tokens}
     if sum(dropped.values()) == read.tokens:
-        rules = ", ".join(f"{number:,} {rule.replace('_', ' ')}" for rule, number in dropped.items())
+        rules = ", ".join(f"{number:,} of {rule.replace('_', ' ')}" for rule, number in dropped.items())
         most = max(dropped, key=lambda rule: dropped[rule])
         raise InputError(
             f"--{RULES[most]}={getattr(options, RULES[most])}: the filters drop all {read.tokens:,} tokens of "
