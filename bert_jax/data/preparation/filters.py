@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -31,17 +31,16 @@ def hash_ranges(low: int, high: int, tokens: int, bucket_tokens: int) -> list[tu
 
 
 class Documents(NamedTuple):
-    """Distinct documents: their `hashes` and number of `copies` [n], and their sentences in the same order.
+    """Distinct documents: their `hashes`, numbers of `copies` and numbers of `sentences` [n].
 
-    `sentences` [n] is the number of each document's sentences, `lengths` the tokens of every sentence. `dropped` has
-    counts by rule of `RULES`; copies of a document are counted.
+    `arrays` has the `lengths` of all sentences in tokens, and other arrays of a run, in the same order. `dropped` has
+    counts by rule of `RULES`; every copy of a document is counted.
     """
 
     hashes: np.ndarray
     copies: np.ndarray
     sentences: np.ndarray
-    lengths: np.ndarray
-    tokens: np.ndarray
+    arrays: dict[str, np.ndarray]
     dropped: dict[str, Counts]
 
 
@@ -52,65 +51,72 @@ class Filter:
     options: PrepareOptions
     repeated: np.ndarray
 
-    def read(self, runs: Sequence[Run], low: int, high: int, *, tokens: bool = True) -> Documents:
-        """Returns the filtered documents with hashes in [low, high), sorted by run and hash; no `tokens` if False.
+    def read(self, runs: Sequence[Run], low: int, high: int, *names: str) -> Documents:
+        """Returns the filtered documents with hashes in [low, high), in the order of runs, then hashes.
 
         Memory is bounded by the distinct documents, and by one run.
+
+        Args:
+          runs: all runs.
+          low, high: the range.
+          names: arrays of the runs to read, `tokens` or those with an item for every sentence.
         """
         ranges = [run.hash_range(low, high) for run in runs]
         hashes = np.concatenate([run.part("hashes", *ends) for run, ends in zip(runs, ranges, strict=True)])
         _, first, copies = np.unique(hashes, return_index=True, return_counts=True)
-        kind = runs[0].layout["tokens"][0]
-        parts = [(np.zeros(0, np.uint64), *(np.zeros(0, np.int64) for _ in range(3)), np.zeros(0, kind))]
         dropped: Counter[tuple[str, int]] = Counter()
+        parts = [
+            [run.part(name, 0, 0) for name in ("hashes", "token_at", "sentence_at", "lengths", *names)]
+            for run in runs[:1]
+        ]
         offset = 0
         for run, (start, stop) in zip(runs, ranges, strict=True):
             chosen = (first >= offset) & (first < offset + stop - start)
             if chosen.any():
-                is_first = np.zeros(stop - start, bool)
-                is_first[first[chosen] - offset] = True
-                parts.append(self._read(run, start, stop, is_first, copies[chosen], dropped, tokens))
+                weights = np.zeros(stop - start, np.int64)
+                weights[first[chosen] - offset] = copies[chosen]
+                parts.append(self._read(run, start, stop, weights, dropped, names))
             offset += stop - start
+        hashes, copies, sentences, *arrays = (np.concatenate(each) for each in zip(*parts, strict=True))
         counts = {rule: Counts(*(dropped[rule, unit] for unit in range(3))) for rule in RULES}
-        arrays = [np.concatenate(each) for each in zip(*parts, strict=True)]
-        return Documents(arrays[0], arrays[1], arrays[2], arrays[3], arrays[4], counts)
+        return Documents(hashes, copies, sentences, dict(zip(("lengths", *names), arrays, strict=True)), counts)
 
     def _read(
         self,
         run: Run,
         start: int,
         stop: int,
-        kept: np.ndarray,
-        copies: np.ndarray,
+        weights: np.ndarray,
         dropped: Counter[tuple[str, int]],
-        tokens: bool,
-    ) -> tuple[np.ndarray, ...]:
-        """Returns the arrays of `Documents` for the `kept` bool [n] ones at [start, stop) of a run."""
+        names: Sequence[str],
+    ) -> list[np.ndarray]:
+        """Returns the arrays of `read` for the documents at [start, stop) of a run.
+
+        `weights` int64 [n] are their numbers of copies in all runs, 0 for those that are read with another copy.
+        """
 
         def count(rule: str, *units: np.ndarray) -> None:
             for unit, number in enumerate(units):
                 dropped[rule, unit] += int(number.sum())
+
+        def sizes(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            """Returns the numbers of chosen sentences and of their tokens, each int64 [n]."""
+            totals = (np.bincount(owner[chosen], values, stop - start) for values in (None, lengths[chosen]))
+            number, size = (total.astype(np.int64) for total in totals)
+            return number, size
 
         options = self.options
         sentence_at = run.part("sentence_at", start, stop + 1)
         first, last = sentence_at[[0, -1]].tolist()
         lengths = run.part("lengths", first, last)
         owner = np.repeat(np.arange(stop - start), np.diff(sentence_at))
-        weights = np.zeros(stop - start, np.int64)
-        weights[kept] = copies
-
-        def sizes(sentence: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            """Returns the numbers of chosen sentences and of their tokens, each int64 [n]."""
-            totals = (np.bincount(owner[sentence], values, stop - start) for values in (None, lengths[sentence]))
-            number, size = (total.astype(np.int64) for total in totals)
-            return number, size
-
+        kept = weights > 0
+        sentence = kept[owner]
         if options.drop_duplicates:
-            number, size = sizes(kept[owner])
+            number, size = sizes(sentence)
             extra = np.maximum(weights - 1, 0)
             count("duplicate_documents", extra, extra * number, extra * size)
             weights = np.minimum(weights, 1)
-        sentence = kept[owner]
         if len(self.repeated):
             is_repeated = sentence & np.isin(run.part("lines", first, last), self.repeated)
             number, size = sizes(is_repeated)
@@ -122,14 +128,16 @@ class Filter:
         for rule, wrong in (("short_documents", too_short), ("long_documents", too_long)):
             lost = weights * wrong
             count(rule, lost, lost * number, lost * size)
-        kept = kept & ~too_short & ~too_long
+        kept &= ~too_short & ~too_long
         sentence &= kept[owner]
-        ids = run.part("tokens", 0, 0)
-        if tokens:
-            ids = run.part("tokens", *run.part("token_at", start, stop + 1)[[0, -1]].tolist())
-            if not sentence.all():
-                ids = ids[np.repeat(sentence, lengths)]
-        return run.part("hashes", start, stop)[kept], weights[kept], number[kept], lengths[sentence], ids
+        found = [run.part("hashes", start, stop)[kept], weights[kept], number[kept], lengths[sentence]]
+        for name in names:
+            if name == "tokens":
+                tokens = run.part(name, *run.part("token_at", start, stop + 1)[[0, -1]].tolist())
+                found.append(tokens if sentence.all() else tokens[np.repeat(sentence, lengths)])
+            else:
+                found.append(run.part(name, first, last)[sentence])
+        return found
 
 
 def count_lines(job: Job, runs: Sequence[Run], task: tuple[int, tuple[int, int]]) -> Run:
@@ -144,24 +152,11 @@ def count_lines(job: Job, runs: Sequence[Run], task: tuple[int, tuple[int, int]]
       A run of the lines' `hashes`, sorted, and their `counts`.
     """
     number, (low, high) = task
-    lines, counts = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
-    seen = np.zeros(0, np.uint64)
-    for run in runs:
-        start, stop = run.hash_range(low, high)
-        if start == stop:
-            continue
-        hashes = run.part("hashes", start, stop)
-        sentence_at = run.part("sentence_at", start, stop + 1)
-        first, last = sentence_at[[0, -1]].tolist()
-        chosen = run.part("begins_line", first, last)
-        if job.options.drop_duplicates:
-            is_new = ~np.isin(hashes, seen) & np.concatenate([[True], hashes[1:] != hashes[:-1]])
-            chosen = chosen & np.repeat(is_new, np.diff(sentence_at))
-            seen = np.union1d(seen, hashes)
-        distinct, found = np.unique(run.part("lines", first, last)[chosen], return_counts=True)
-        lines.append(distinct)
-        counts.append(found)
-    distinct, total = _sum(np.concatenate(lines), np.concatenate(counts))
+    every = replace(job.options, min_document_tokens=0, max_document_tokens=0)
+    documents = Filter(every, np.zeros(0, np.uint64)).read(runs, low, high, "lines", "begins_line")
+    begins = documents.arrays["begins_line"]
+    copies = np.repeat(documents.copies, documents.sentences)
+    distinct, total = _sum(documents.arrays["lines"][begins], copies[begins])
     return write_run(f"{job.work}/lines-{number:06d}", Counts(), {"hashes": distinct, "counts": total})
 
 

@@ -55,7 +55,7 @@ class InstanceOptions(CheckedOptions):
     random_next: str = option(
         "paper",
         "paper: half of all pairs are random; reference: a lone sentence always gets a random B (50-61% random)",
-        choices=tuple(RANDOM_NEXT_RULES),
+        choices=RANDOM_NEXT_RULES,
     )
     eval_fraction: float = option(0.01, "share of documents held out for evaluation")
     sentences: str = option("split", "split lines into sentences, or one a line", choices=("split", "lines"))

@@ -11,7 +11,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 
 from bert_jax.data.dataset import Counts, Shard, file_digest
 from bert_jax.data.hashing import random_bits
-from bert_jax.data.preparation.filters import Documents, Filter, hash_ranges
+from bert_jax.data.preparation.filters import Filter, hash_ranges
 from bert_jax.data.preparation.instances import Document, make_pairs, make_rng, make_singles
 from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.data.preparation.sorted_runs import Job, Run, write_run
@@ -42,7 +42,7 @@ def eval_threshold(runs: Sequence[Run], filtered: Filter) -> int:
         return 0
     lowest = np.zeros(0, np.uint64)
     for low, high in hash_ranges(0, 2**64, sum(run.counts.tokens for run in runs), options.bucket_tokens):
-        lowest = np.sort(np.concatenate([lowest, filtered.read(runs, low, high, tokens=False).hashes]))
+        lowest = np.sort(np.concatenate([lowest, filtered.read(runs, low, high).hashes]))
         if len(lowest) >= 4:
             break
     return _threshold(lowest, options)
@@ -141,10 +141,11 @@ def build(job: Job, runs: Sequence[Run], repeated: Run | None, bucket: Bucket) -
       bucket: the range of hashes.
     """
     filtered = Filter(job.options, repeated.array("hashes") if repeated else np.zeros(0, np.uint64))
-    documents = filtered.read(runs, bucket.low, bucket.high)
+    documents = filtered.read(runs, bucket.low, bucket.high, "tokens")
+    tokens, lengths = documents.arrays["tokens"], documents.arrays["lengths"]
     order = np.argsort(documents.hashes, kind="stable")
     hashes, copies = documents.hashes[order], documents.copies[order]
-    bounds = np.concatenate([[0], np.cumsum(documents.lengths)])
+    bounds = np.concatenate([[0], np.cumsum(lengths)])
     ends = np.cumsum(documents.sentences)[order]
     sizes = documents.sentences[order]
     texts = [bounds[end - size : end + 1].tolist() for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
@@ -154,7 +155,7 @@ def build(job: Job, runs: Sequence[Run], repeated: Run | None, bucket: Bucket) -
     is_same = is_random & (spans[:, 2] >= starts[owners]) & (spans[:, 2] < stops[owners])
     if len(texts) > 1:  # then B may be of another copy
         is_same &= copies[owners] == 1
-    shard, lengths = _write_shard(job, bucket, documents.tokens, ids, spans)
+    shard, sequence_sizes = _write_shard(job, bucket, tokens, ids, spans)
     return Built(
         shard=shard,
         counts=Counts(*(int((copies * number).sum()) for number in (1, sizes, stops - starts))),
@@ -162,8 +163,8 @@ def build(job: Job, runs: Sequence[Run], repeated: Run | None, bucket: Bucket) -
         random_next=int(is_random.sum()),
         same_document=int(is_same.sum()),
         dropped=documents.dropped,
-        lengths=lengths,
-        token_counts=_token_counts(documents, job.tokenizer.vocab_size),
+        lengths=sequence_sizes,
+        token_counts=_token_counts(tokens, texts, copies, job.tokenizer.vocab_size),
     )
 
 
@@ -222,17 +223,14 @@ def _used_tokens(spans: np.ndarray, starts: np.ndarray) -> np.ndarray:
     return np.bincount(owner, new, len(starts)).astype(np.int64)
 
 
-def _token_counts(documents: Documents, vocab_size: int) -> np.ndarray:
-    """Returns int64 [V]: the count of each token in the documents."""
+def _token_counts(tokens: np.ndarray, texts: Sequence[Document], copies: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Returns int64 [V]: the count of each token in all copies of the documents."""
     total = np.zeros(vocab_size, np.int64)
-    for start in range(0, len(documents.tokens), _COUNTED_TOKENS):
-        total += np.bincount(documents.tokens[start : start + _COUNTED_TOKENS], minlength=vocab_size)
-    bounds = np.concatenate([[0], np.cumsum(documents.lengths)])
-    ends = np.cumsum(documents.sentences)
-    for number in np.flatnonzero(documents.copies > 1).tolist():
-        start, stop = bounds[[ends[number] - documents.sentences[number], ends[number]]].tolist()
-        ids, counts = np.unique(documents.tokens[start:stop], return_counts=True)
-        total[ids] += counts * (documents.copies[number] - 1)
+    for start in range(0, len(tokens), _COUNTED_TOKENS):
+        total += np.bincount(tokens[start : start + _COUNTED_TOKENS], minlength=vocab_size)
+    for number in np.flatnonzero(copies > 1).tolist():
+        ids, counts = np.unique(tokens[texts[number][0] : texts[number][-1]], return_counts=True)
+        total[ids] += counts * (copies[number] - 1)
     return total
 
 
