@@ -80,14 +80,13 @@ def hold_out_lines(job: Job, threshold: int, run: Run) -> Run:
     number = np.concatenate([np.bincount(owner[side], minlength=len(hashes)) for side in (is_held, ~is_held)])
     scaled = [value * limit >> 64 for value in hashes] + [limit + (value * (2**64 - limit) >> 64) for value in hashes]
     sentence_at = np.cumsum([0, *number[number > 0]])
-    starts = np.cumsum(lengths) - lengths
-    tokens = run.array("tokens")
+    tokens, of_held = run.array("tokens"), np.repeat(is_held, lengths)
     arrays = {
         "hashes": np.array(scaled, np.uint64)[number > 0],
         "sentence_at": sentence_at,
         "token_at": np.concatenate([[0], np.cumsum(lengths[order])])[sentence_at],
         "lengths": lengths[order],
-        "tokens": tokens[np.repeat(starts[order] - _starts(lengths[order]), lengths[order]) + np.arange(len(tokens))],
+        "tokens": np.concatenate([tokens[of_held], tokens[~of_held]]),
         "lines": run.array("lines")[order],
         "begins_line": run.array("begins_line")[order],
     }
