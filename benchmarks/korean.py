@@ -82,8 +82,7 @@ def write_articles(source: Path, folder: Path) -> list[str]:
     with gzip.open(source, "rt", encoding="utf-8") as lines:
         rows = [json.dumps({"text": json.loads(line)["text"]}, ensure_ascii=False) + "\n" for line in lines]
     everything = folder / "all.jsonl"
-    if not everything.exists():  # its time is part of what `prepare` resumes by
-        everything.write_text("".join(rows), encoding="utf-8")
+    everything.write_text("".join(rows), encoding="utf-8")
     options = corpus.CorpusOptions()
     documents = [text for piece in corpus.plan([str(everything)], options) for text in corpus.read(piece, options)]
     held_out = [content_hash(text) < int(EVAL_FRACTION * 2**64) for text in documents]

@@ -90,7 +90,7 @@ def main() -> None:
         command = [
             *cli, "prepare", "--input", folder / "corpus", "--vocab", vocabulary,
             "--output", folder / "data", "--workers", str(options.workers),
-            "--bucket_tokens", str(options.bucket_tokens),
+            "--bucket_tokens", str(options.bucket_tokens), "--json",
         ]  # fmt: skip
         process = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, text=True)
         peaks: dict[int, int] = {}

@@ -61,7 +61,7 @@ def unreadable_steps(output: Path) -> list[str]:
 
 def is_writing(output: Path) -> bool:
     """Returns whether a file or checkpoint beside or below `output` is half written right now."""
-    beside = output.parent.glob(f"{output.name}.*") if output.parent.is_dir() else ()
+    beside = output.parent.glob(f"*{output.name}.*") if output.parent.is_dir() else ()
     try:
         return any(is_partial(path) for path in [*beside, *output.rglob("*")])
     except FileNotFoundError:  # renamed meanwhile
@@ -70,7 +70,7 @@ def is_writing(output: Path) -> bool:
 
 def is_partial(path: Path) -> bool:
     """Returns whether the name of a file or folder says that it is being written."""
-    return "orbax-checkpoint-tmp" in path.name or path.name.endswith((".partial", ".tmp")) or ".prepare" in path.parts
+    return "orbax-checkpoint-tmp" in path.name or path.name.endswith((".partial", ".tmp")) or ".partial-" in str(path)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -240,10 +240,10 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
         "--allow_unk", type=float, default=MAX_SHARE, metavar="SHARE",
         help="maximum share of [UNK] tokens before failing",
     )  # fmt: skip
-    sub.add_argument("--output", required=True, metavar="DIR", help="the dataset's folder")
+    sub.add_argument("--output", required=True, metavar="DIR", help="the dataset's folder, new or empty")
     sub.add_fields(PrepareOptions)
     sub.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes of the local runner")
-    sub.add_argument("--scratch", metavar="DIR", help="local folder for temporary files; default: inside --output")
+    sub.add_argument("--scratch", metavar="DIR", help="local folder for temporary files; default: beside --output")
     sub.add_argument("--seed", type=int, default=0, help="seed of pairs, lengths and labels")
     sub.add_argument(
         "--runner", default="local", metavar="RUNNER",

@@ -63,14 +63,29 @@ class Shard(Section):
 
 
 @dataclass(frozen=True)
-class SplitInfo(Section):
-    """Counts of a split. Documents, sentences and tokens are counted once for any `dupe_factor`."""
+class Counts(Section):
+    """Amount of text, in three units."""
 
     documents: Count = 0
     sentences: Count = 0
     tokens: Count = 0
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(self.documents + other.documents, self.sentences + other.sentences, self.tokens + other.tokens)
+
+
+@dataclass(frozen=True)
+class SplitInfo(Counts):
+    """Counts of a split. Documents, sentences and tokens are counted once for any `dupe_factor`.
+
+    `used_tokens` are in at least one instance; the others were cut. `random_next` counts the instances whose second
+    segment is random, `same_document` those of them that have it from the document of the first segment.
+    """
+
+    used_tokens: Count = 0
     instances: Count = 0
     random_next: Count = 0
+    same_document: Count = 0
     shards: tuple[Shard, ...] = ()
 
 
@@ -83,8 +98,8 @@ class DatasetInfo(Section):
     seed: int = 0
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     splits: Mapping[str, SplitInfo] = dataclasses.field(default_factory=lambda: dict.fromkeys(SPLITS, SplitInfo()))
-    # Counts of filtered documents and lines, by rule of `filters.py`.
-    dropped: Mapping[str, Count] = dataclasses.field(default_factory=dict)
+    corpus: Counts = Counts()  # the text that was read, before filters
+    dropped: Mapping[str, Counts] = dataclasses.field(default_factory=dict)  # by rule of `filters.py`
     arrays: Mapping[str, str] = dataclasses.field(default_factory=dict)  # digest of each .npy file
     format_version: int = FORMAT_VERSION
     hash: str = ""

@@ -10,6 +10,7 @@ from bert_jax.data.dataset import PreparedDataset, SplitInfo
 from bert_jax.data.loading.loader import PACKED_TOGETHER, TrainRows
 from bert_jax.data.loading.masking import Masking
 from bert_jax.data.loading.packing import pack_lengths
+from bert_jax.data.preparation.report import render_text, text_counts
 from bert_jax.data.unknown_tokens import unknown_share
 from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import Tokenizer
@@ -44,7 +45,7 @@ def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, 
         "lowercase": dataset.tokenizer.lowercase,
         "unk_rate": unknown_share(counts, dataset.tokenizer.unk_id),
         "unused_pieces": int((np.delete(counts, special) == 0).sum()),
-        "dropped": info.dropped,
+        "text": text_counts(info),
         "splits": {
             name: _split(split, dataset.lengths(name), info.seq_len)
             for name, split in info.splits.items()
@@ -133,9 +134,7 @@ def render(report: dict[str, Any]) -> str:
         f"{report['vocab_size']:,} pieces, {case}",
         f"[UNK] {report['unk_rate']:.3%} of tokens; {report['unused_pieces']:,} pieces never occur",
     ]
-    if dropped := {rule: count for rule, count in report["dropped"].items() if count}:
-        counts = ", ".join(f"{count:,} {rule.replace('_', ' ')}" for rule, count in dropped.items())
-        lines.append(f"dropped: {counts}")
+    lines += ["", *render_text(report["text"])]
     for name, split in report["splits"].items():
         random_next = (
             f", {split['random_next_share']:.1%} with a random second segment" if report["pairs"] == "nsp" else ""

@@ -1,14 +1,18 @@
 """Atomic writes and copies of files and folders, on a local disk or in an object store; see `remote.py`.
 
-An output is written beside its target, as .NAME.partial, and renamed when it is complete. What a killed process left is
-overwritten by the next write of the same output. Each output has one writer. A store creates an object with the last
-byte of its upload.
+A file is written beside its target, as .NAME.partial, and renamed when it is complete; a folder as .NAME.partial-XXXX.
+What a killed process left is deleted by the next write of the same output. A file has one writer. A store creates an
+object with the last byte of its upload.
 """
 
+import contextlib
+import fcntl
+import glob
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -18,21 +22,40 @@ from etils import epath
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files.remote import is_remote, is_taken, parse_path, store_errors, store_of
 
+_UPLOADS = 16  # at a time
+
 
 def make_folder(folder: epath.Path) -> None:
-    """Creates a local folder with its parents, and checks that it can be written to; for a remote one, with a probe.
+    """Creates a local folder with its parents; for a remote one, checks write access with a probe object.
 
     Object stores have no folders, and some clients would create a bucket whose name is a typo.
     """
-    if not is_remote(folder):
-        with store_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        return
+    if is_remote(folder):
+        _probe(folder)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def _probe(folder: epath.Path) -> None:
     probe = folder / f".write-check-{os.urandom(4).hex()}"
     write_whole(probe, b"")
     with store_errors(probe):
         probe.unlink()
+
+
+def check_file_output(output: str) -> None:
+    """Creates the folder of an output file and checks that it is writable. Raises InputError or OSError if not."""
+    path = parse_path(output)
+    if not path.name or output.endswith("/") or path.is_dir():
+        raise InputError(f"--output={output}: got a folder, expected a file, such as {path / 'tokenizer.json'}")
+    if not output.startswith("/dev/"):
+        if not is_remote(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _probe(path.parent)
+        except OSError as error:
+            error.filename = output  # in place of the probe's
+            raise
 
 
 @contextmanager
@@ -67,13 +90,36 @@ def _partial(path: str | os.PathLike[str]) -> Iterator[Path]:
     partial = final.with_name(f".{final.name}.partial")
     try:
         yield partial
-        os.replace(partial, final)  # replaces an empty folder, which epath does not
+        os.replace(partial, final)
     except BaseException:
-        if partial.is_dir():
-            shutil.rmtree(partial, ignore_errors=True)
-        else:
-            partial.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yields a local path whose file becomes `path`, as `whole_file`; several processes may write `path`."""
+    if is_remote(path):
+        with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
+            yield Path(folder) / "file"
+            place(Path(folder) / "file", parse_path(path))
+        return
+    partial = Path(f"{os.fspath(path)}.partial-{os.urandom(4).hex()}")
+    try:
+        yield partial
+        _sync(partial)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Flushes a file or folder to the disk with fsync(2), so that it survives a power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
@@ -120,20 +166,55 @@ def new_folder(output: str) -> epath.Path:
 
 
 @contextmanager
-def whole_folder(folder: epath.Path, last: str) -> Iterator[epath.Path]:
+def whole_folder(folder: epath.Path, last: str, scratch: str | None = None) -> Iterator[epath.Path]:
     """Context manager that yields a new local folder and publishes it as `folder`; deletes it after an error.
 
-    For a local `folder`, which must not exist or must be empty, it lies beside it and is renamed. For a remote one,
-    its files are uploaded one by one, `last` at the end: if `last` exists, the folder is complete.
+    For a local `folder`, which must not exist or must be empty, it lies beside it and is renamed; folders that killed
+    processes left there are deleted. For a remote one, it lies in the local folder `scratch`, by default that of the
+    system, and its files are uploaded, `last` at the end: if `last` exists, the folder is complete.
+
+    Raises InputError for a mount point, and for a folder that another process filled meanwhile.
     """
     if is_remote(folder):
-        with tempfile.TemporaryDirectory(prefix="bert-jax-") as local:
+        with tempfile.TemporaryDirectory(prefix="bert-jax-", dir=scratch) as local:
             make_folder(folder)
             yield epath.Path(local)
-            for path in sorted(Path(local).iterdir(), key=lambda path: (path.name == last, path.name)):
-                place(path, folder / path.name)
+            paths = [path for path in sorted(Path(local).iterdir()) if path.name != last]
+            with ThreadPoolExecutor(_UPLOADS) as threads:
+                list(threads.map(lambda path: place(path, folder / path.name), paths))
+            place(Path(local) / last, folder / last)
         return
-    with _partial(folder) as partial:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+    final = Path(os.path.realpath(folder))  # a symbolic link is kept
+    if final.is_mount():
+        raise InputError(f"--output={folder}: a mount point cannot be replaced; expected a folder in it: {folder}/NAME")
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = final.with_name(f".{final.name}.partial-{os.urandom(4).hex()}")
+    for left in final.parent.glob(f".{glob.escape(final.name)}.partial-*"):
+        _delete_abandoned(left)
+    partial.mkdir()
+    descriptor = os.open(partial, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield epath.Path(partial)
+        _sync(partial)
+        try:
+            os.rename(partial, final)  # replaces an empty folder, which epath does not
+        except OSError as error:
+            if not is_taken(folder):
+                raise
+            raise InputError(f"--output={folder}: another process wrote it meanwhile; choose another folder") from error
+    finally:
+        os.close(descriptor)
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _delete_abandoned(folder: Path) -> None:
+    """Deletes a folder that no living process has locked."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+        finally:
+            os.close(descriptor)

@@ -131,6 +131,17 @@ def open_to_read(path: str) -> BinaryIO:
         return io.BufferedReader(store.open(name, "rb"), 1 << 20)
 
 
+def read_range(path: str, start: int, stop: int) -> bytes:
+    """Reads the bytes [start, stop) of a file. Raises as `store_errors` does."""
+    with store_errors(path):
+        if is_remote(path):
+            store, name = store_of(path)
+            return bytes(store.cat_file(name, start, stop)) if stop > start else b""
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
+
+
 def cache_folder() -> Path:
     """Returns the user's cache folder: `$BERT_JAX_CACHE`, or `~/.cache/bert_jax`."""
     return Path(os.environ.get("BERT_JAX_CACHE") or Path("~/.cache/bert_jax").expanduser()).absolute()

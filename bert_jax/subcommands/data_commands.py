@@ -1,7 +1,6 @@
 """`vocab`, `prepare` and `inspect`: from text to a prepared dataset."""
 
 import argparse
-import json
 import logging
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -56,7 +55,7 @@ def _new_tokenizer_file(output: str) -> "epath.Path":
         raise InputError(f"--output={output}: expected a name that ends in .json, such as {FILE}")
     if remote.exists(path):
         raise InputError(f"--output={output}: already exists; choose another path or delete it")
-    atomic.make_folder(path.parent)
+    atomic.check_file_output(output)
     return path
 
 
@@ -155,7 +154,8 @@ def _read_documents(slices: Sequence[Any], reading: CorpusOptions, progress: Bar
 
 def run_prepare(options: argparse.Namespace) -> None:
     """Runs `bert-jax prepare`."""
-    from bert_jax.data.preparation.pipeline import describe, prepare
+    from bert_jax.data.preparation import report
+    from bert_jax.data.preparation.pipeline import prepare
 
     prepare_options = make_options(PrepareOptions, options)
     tokenizer = _open_tokenizer(options.vocab)
@@ -163,9 +163,9 @@ def run_prepare(options: argparse.Namespace) -> None:
         options.input, tokenizer, options.output, prepare_options,
         seed=options.seed, workers=options.workers, scratch=options.scratch, runner=options.runner,
         beam_options=options.beam_options, allow_unk=options.allow_unk,
-        bars=bars(quiet=options.quiet),
+        vocabulary=options.vocab, bars=bars(quiet=options.quiet),
     )  # fmt: skip
-    print(json.dumps({"output": options.output, **describe(info)}, indent=2))
+    print_result(options, {"output": options.output, **report.describe(info)}, "\n".join(report.render(info)))
     suggest(options)
 
 

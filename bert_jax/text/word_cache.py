@@ -1,11 +1,13 @@
 """Memoizes tokenization by word, at several times the speed of the tokenizer.
 
 Most tokenizers tokenize each word independently, so the ids of a text are the concatenated ids of its words, and few
-distinct words make up most of any text. Texts are split at U+0020 only: the tokenizer handles all other word
-boundaries. Texts of other tokenizers, such as those of byte-level BPE, are not split.
+distinct words make up most of any text. Texts are split at U+0020, and around ASCII punctuation if the tokenizer does
+so: it handles all other word boundaries. Texts of other tokenizers, such as byte-level BPE, are not split.
 """
 
 import functools
+import re
+import string
 import threading
 from collections.abc import Sequence
 
@@ -16,6 +18,8 @@ from bert_jax.text.tokenizer import Tokenizer, token_dtype
 CAPACITY = 1 << 20
 """Maximum number of cached words, some 200 MB. A full cache is cleared."""
 
+_MARK = f"[{re.escape(string.punctuation)}]"
+_WORDS = re.compile(rf"[^ {_MARK[1:]}+|{_MARK}")  # half as many words as between spaces
 _LONGEST = 32  # characters; longer words rarely recur and are not cached
 
 
@@ -25,6 +29,7 @@ class WordCache:
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
         self.dtype = token_dtype(tokenizer.vocab_size)
+        self._split = _at_punctuation if _isolates_punctuation(tokenizer) else _at_spaces
         self._ids: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
@@ -35,7 +40,7 @@ class WordCache:
         """
         if not self.tokenizer.encodes_words:
             return [np.array(ids, self.dtype).tobytes() for ids in self.tokenizer.encode_words(texts)]
-        split = [text.split(" ") for text in texts]
+        split = list(map(self._split, texts))
         with self._lock:
             return self._encode(split)
 
@@ -50,6 +55,22 @@ class WordCache:
             if len(word) > _LONGEST:
                 del self._ids[word]
         return encoded
+
+
+def _at_spaces(text: str) -> list[str]:
+    return text.split(" ")
+
+
+def _at_punctuation(text: str) -> list[str]:
+    """Splits text into words and ASCII punctuation marks; a Σ is another lowercase letter before some marks."""
+    return _WORDS.findall(text) if "Σ" not in text else text.split(" ")
+
+
+def _isolates_punctuation(tokenizer: Tokenizer) -> bool:
+    """Returns True if every ASCII punctuation mark is a word of its own, as in BERT's tokenizer."""
+    whole = tokenizer.encode_batch([f"a{mark}b{mark}c" for mark in string.punctuation])
+    parts = [tokenizer.encode_batch(["a", mark, "b", mark, "c"]) for mark in string.punctuation]
+    return whole == [[token for ids in found for token in ids] for found in parts]
 
 
 @functools.lru_cache(maxsize=4)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -153,8 +154,8 @@ def test_output_that_the_process_has_open_is_added_to(tmp_path):
 @pytest.mark.parametrize("where", ["local", "remote"])
 def test_folders_are_published_whole(where: str, store, tmp_path: Path):
     folder = FOLDER if where == "remote" else epath.Path(tmp_path / "output")
-    (tmp_path / ".output.partial").mkdir()  # left by a killed process
-    (tmp_path / ".output.partial" / "old").touch()
+    (tmp_path / ".output.partial-0").mkdir()  # left by a killed process
+    (tmp_path / ".output.partial-0" / "old").touch()
 
     def make() -> None:
         with atomic.whole_folder(folder, last="a") as made:
@@ -175,6 +176,47 @@ def test_folders_are_published_whole(where: str, store, tmp_path: Path):
         assert "folder/a" in [request for request in store.requests if request.startswith("POST")][-1]
     with pytest.raises(InputError, match="not empty"):
         atomic.new_folder(str(folder))
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_two_writers_of_a_folder_never_mix(taken: bool, tmp_path: Path):
+    folder = epath.Path(tmp_path / "output")
+    with ExitStack() as stack:
+        second = stack.enter_context(pytest.raises(InputError, match=f"--output={folder}")) if taken else None
+        first = stack.enter_context(atomic.whole_folder(folder, last="a"))
+        (first / "a").write_text("first")
+        if second:
+            with atomic.whole_folder(folder, last="a") as other:
+                assert other != first
+                (other / "b").write_text("second")
+    assert [path.name for path in tmp_path.iterdir()] == ["output"]
+    assert [path.name for path in folder.iterdir()] == ["b" if taken else "a"]
+
+
+@pytest.mark.parametrize("name", ["", "folder/", "old"])
+def test_output_that_is_no_file_is_refused(name: str, tmp_path: Path):
+    (tmp_path / "old").mkdir()
+    with pytest.raises(InputError, match=r"--output=.*tokenizer\.json"):
+        atomic.check_file_output(f"{tmp_path}/{name}")
+    assert [path.name for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_output_that_cannot_be_written_is_refused(tmp_path: Path):
+    atomic.check_file_output(str(tmp_path / "new" / "file"))
+    assert list((tmp_path / "new").iterdir()) == []
+    atomic.check_file_output("/dev/stdout")
+    with pytest.raises(OSError, match="'/proc/file'"):
+        atomic.check_file_output("/proc/file")
+
+
+def test_a_mount_point_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "mounted")
+    with (
+        pytest.raises(InputError, match=r"--output=.*mounted/NAME"),
+        atomic.whole_folder(epath.Path(tmp_path / "mounted"), last="a"),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_killed_write_left_is_overwritten(tmp_path: Path):

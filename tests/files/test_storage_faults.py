@@ -39,7 +39,7 @@ def test_a_write_that_fails_in_a_worker_is_one_line(
     output = tmp_path / "data"
     words = ["prepare", "--input", corpus_file, "--vocab", vocabulary_file, "--output", output, "--sentences", "lines",
              *options]  # fmt: skip
-    done = run(words, "write", f"{output}/.prepare", errno.ENOSPC)
+    done = run(words, "write", f"{tmp_path}/.data.partial", errno.ENOSPC)
     line = last_line(done, 1)
     assert os.strerror(errno.ENOSPC) in line
     assert ".py" not in line

@@ -20,8 +20,3 @@ def files(folder):
     """Returns the bytes of every file below a folder, hidden ones included, by path; without the record of the run."""
     paths = [path for path in Path(folder).rglob("*") if path.is_file() and path.name != provenance.FILE]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-
-
-def unhidden(folder):
-    """Returns the files of `files` that do not belong to unfinished work."""
-    return {name: content for name, content in files(folder).items() if not name.startswith(".prepare")}

@@ -1,6 +1,10 @@
+import gzip
 import logging
+from unittest import mock
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bert_jax.data.corpora import corpus
 from bert_jax.text import sentences
@@ -19,6 +23,62 @@ def test_abbreviations_do_not_end_a_sentence_and_line_ends_do():
 
 def test_unclosed_quotation_ends_with_its_line():
     assert sentences.split('She said "go.\nHe went. He came.') == ['She said "go.', "He went.", "He came."]
+
+
+def test_a_long_quotation_is_split_into_its_sentences():
+    speech = "This is what he said to her. " * 30
+    expected = ["He said:", *["This is what he said to her."] * 30, "She left."]
+    for opening, closing in ('""', "“”", "‘’", "«»", "()"):
+        found = sentences.split(f"He said: {opening}{speech.strip()}{closing} She left.")
+        assert [sentence.strip(opening + closing + " ") for sentence in " ".join(found).split(": ", 1)[0:1]] == [
+            "He said"
+        ]
+        assert len(found) == 31
+        assert found[1:-2] == expected[2:-2]
+        assert found[-2:] == [f"This is what he said to her.{closing}", "She left."]
+
+
+def test_an_opening_quotation_mark_belongs_to_the_sentence_after_it():
+    """One unclosed bracket makes all of the text one quotation."""
+    found = sentences.split("(" + 'He came. "No," said she. “Why?” ‘Because!’ ' * 40)
+    assert found[1:5] == ['"No," said she.', "“Why?”", "‘Because!’", "He came."]
+    assert len(found) == 160
+
+
+@pytest.mark.parametrize("text", ["lorem ipsum dolor " * 500, "語" * 5000, "x" * 20_000, "한국어 문장 " * 800])
+def test_text_without_full_stops_is_split_between_words(text):
+    found = sentences.split(text)
+    assert max(len(part.encode()) for part in found) <= 512
+    assert min(len(part.encode()) for part in found[:-1]) > 200
+    assert "".join(found).replace(" ", "") == text.replace(" ", "")
+    assert {word for part in found for word in part.split()} == set(text.split()) or " " not in text
+
+
+@pytest.mark.parametrize("quote", "‘“«„‹「\"'(")
+def test_unclosed_quotations_take_linear_time(quote, monkeypatch):
+    segment, sizes = sentences.sentencex.segment, []
+    monkeypatch.setattr(
+        sentences.sentencex, "segment", lambda language, text: sizes.append(len(text)) or segment(language, text)
+    )
+    text = f"{quote}He said. " * 20_000
+    assert sum(map(len, sentences.split(text))) > 0.85 * len(text)
+    assert max(sizes) < 10_000
+    assert sum(sizes) < 4 * len(text)
+
+
+def test_nothing_of_a_book_in_one_line_is_lost(data_dir):
+    text = gzip.decompress((data_dir / "corpus/books/khalil-gibran-the-madman.txt.gz").read_bytes()).decode()
+    by_line, at_once = sentences.split(text), sentences.split(text.replace("\n", " "))
+    assert "".join("".join(at_once).split()) == "".join(text.split())
+    assert max(len(sentence.encode()) for sentence in at_once) <= 512
+    assert len(at_once) > 0.8 * len(by_line)
+
+
+@given(st.text(alphabet="ab. !?\"'“”‘’«»()「」語。\n", max_size=400), st.sampled_from(["en", "ko", "ja", "km"]))
+def test_no_character_is_lost(text, language):
+    with mock.patch.multiple(sentences, _BLOCK=40, _LONGEST=20):
+        found = sentences.split(text, language)
+    assert "".join("".join(found).split()) == "".join(text.split())
 
 
 def test_the_language_decides_the_abbreviations():

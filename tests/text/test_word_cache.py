@@ -29,7 +29,7 @@ def test_odd_texts(vocabulary, lowercase):
     """Samples of disputed white space, context-dependent characters and long words."""
     tokenizer = wordpiece_tokenizer([*dict.fromkeys([*vocabulary, *"σςabé.", "##σ", "##ς", "##a", "##b"])], lowercase)
     odd = [
-        *" \t\r\x0b\x0c\x1c\x1f\x85\xa0\u2028\u2029\u3000\u200b\ufeff\x00'.,-",
+        *" \t\r\x0b\x0c\x1c\x1f\x85\xa0\u2028\u2029\u3000\u200b\ufeff\x00'.,-<=[#~\u0338\u0345·’",
         "Σ",
         "σ",
         "á",

@@ -31,7 +31,7 @@ from itertools import pairwise
 from typing import Any
 
 from bert_jax.data.corpora import tfds_corpus
-from bert_jax.data.corpora.corpus_inputs import expand, is_local_file
+from bert_jax.data.corpora.corpus_inputs import expand, is_local_file, without_own_files
 from bert_jax.data.corpora.corpus_options import TEXT_FIELD, CorpusOptions
 from bert_jax.data.corpora.record_corpus import COLUMNAR, columnar_slices, columnar_texts, row_texts
 from bert_jax.data.corpora.text_corpus import text_documents, wiki_documents
@@ -64,16 +64,19 @@ class Slice:
     bytes: int
 
 
-def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE_BYTES) -> list[Slice]:
+def plan(
+    inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE_BYTES, *, vocabulary: str = ""
+) -> list[Slice]:
     """Splits a corpus into slices of about `slice_bytes` bytes, in the order of `expand`.
 
     Compressed files, CSV and, with `documents="file"`, plain text are one slice each.
+    Files of prepared datasets and of the `vocabulary`, a path, are skipped.
 
     Raises:
       InputError: as `expand`, an unreadable file, a file that is neither text nor a table, a TFDS dataset that is not
         prepared, or a `text_field` for inputs none of which has fields.
     """
-    files = expand(inputs, options.text_field)
+    files = without_own_files(expand(inputs, options.text_field), vocabulary)
     if options.text_field != TEXT_FIELD and not any(map(_has_fields, files)):
         raise InputError(
             f"--text_field={options.text_field}: got only inputs without fields, such as {files[0]}; expected JSON "

@@ -6,6 +6,7 @@ if there are such files. A file that is named itself is always read, and so are 
 """
 
 import glob
+import json
 import logging
 import os
 import re
@@ -25,6 +26,7 @@ _DESCRIBES = re.compile(
     r"|_SUCCESS|_(common_)?metadata|_(committed|started)_.*",  # of Spark
     re.IGNORECASE,
 )
+_OF_DATASET = re.compile(r"(dataset|provenance|tokenizer|tokenizer_config)\.json|.*\.(npy|array_record)")
 _NAMED = 5  # skipped files in the log
 
 
@@ -128,3 +130,38 @@ def _folders_of(path: str) -> Iterator[str]:
     while (folder := os.path.dirname(path)) != path:
         yield folder
         path = folder
+
+
+def without_own_files(files: Sequence[str], vocabulary: str) -> list[str]:
+    """Drops files that this package wrote: of prepared datasets, and the file or folder `vocabulary`.
+
+    Raises InputError if no other file is left.
+    """
+    own = os.path.realpath(vocabulary) if vocabulary else ""
+    datasets: dict[str, bool] = {}
+    skipped = []
+    for path in files:
+        folder, _, name = path.rpartition("/")
+        if _OF_DATASET.fullmatch(name) and folder not in datasets:
+            datasets[folder] = _is_dataset(f"{folder or '.'}/dataset.json")
+        if (own and own in (os.path.realpath(path), os.path.dirname(os.path.realpath(path)))) or (
+            _OF_DATASET.fullmatch(name) and datasets[folder]
+        ):
+            skipped.append(path)
+    if skipped:
+        message = f"skipped, because bert-jax wrote them or they are the vocabulary: {_some(skipped)}"
+        if len(skipped) == len(files):
+            raise InputError(f"--input={files[0]}: no file with text is left; {message}")
+        log.info("--input: %s", message)
+    dropped = set(skipped)
+    return [path for path in files if path not in dropped]
+
+
+def _is_dataset(path: str) -> bool:
+    """Returns True for the `dataset.json` of a prepared dataset."""
+    file = remote.parse_path(path)
+    try:
+        content = json.loads(file.read_text()) if remote.exists(file) else {}
+    except ValueError:
+        return False
+    return isinstance(content, dict) and content.keys() >= {"format_version", "splits", "hash"}

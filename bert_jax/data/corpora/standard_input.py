@@ -1,7 +1,4 @@
-"""Inputs that can be read only once, `-` (stdin), pipes and devices: copied to a file, as a corpus is read in parts.
-
-The copy's name contains the digest of its bytes: unfinished work on other bytes is not reused, work on the same is.
-"""
+"""Inputs that can be read only once, `-` (stdin), pipes and devices: copied to a file, as a corpus is read in parts."""
 
 import contextlib
 import hashlib
@@ -36,9 +33,6 @@ def spooled(inputs: Sequence[str], folder: Path) -> Iterator[tuple[list[str], di
     """
     described: dict[str, dict[str, Any]] = {}
     paths = {name: _copy(name, folder, described) for name in dict.fromkeys(inputs) if is_stream(name)}
-    for other in folder.glob("stream-*"):
-        if str(other) not in described:
-            other.unlink()
     try:
         yield [paths.get(name, name) for name in inputs], described
     except InputError as error:
@@ -52,24 +46,16 @@ def _copy(name: str, folder: Path, described: dict[str, dict[str, Any]]) -> str:
     """Copies a stream to a file in `folder`, in blocks; returns its path."""
     if name == STDIN and (sys.stdin is None or sys.stdin.isatty()):
         raise InputError("--input=-: stdin is a terminal; pipe text to the command or name a file")
-    unfinished = folder / "stream.partial"
+    copy = folder / f"stream-{len(described)}"
     digest = hashlib.sha256()
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(open(unfinished, "wb"))
+        file = stack.enter_context(open(copy, "wb"))
         source: BinaryIO = sys.stdin.buffer if name == STDIN else stack.enter_context(open(name, "rb"))
         while block := source.read(_BLOCK_BYTES):
             digest.update(block)
             file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-    size = unfinished.stat().st_size
+    size = copy.stat().st_size
     if not size:
-        unfinished.unlink()
         raise InputError(f"--input={name}: got no bytes; pipe text to the command")
-    final = folder / f"stream-{digest.hexdigest()}"
-    if final.exists():  # keeps its time, by which unfinished work is recognized
-        unfinished.unlink()
-    else:
-        unfinished.rename(final)
-    described[str(final)] = {"path": name, "bytes": size, "sha256": digest.hexdigest()}
-    return str(final)
+    described[str(copy)] = {"path": name, "bytes": size, "sha256": digest.hexdigest()}
+    return str(copy)

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 Document = Sequence[int]
 """Sentence boundaries as token offsets: sentence i is tokens [document[i], document[i + 1])."""
 
+RANDOM_NEXT_RULES = ("paper", "reference")
 SPECIAL_TOKENS_PER_PAIR = 3  # [CLS] A [SEP] B [SEP]
 SPECIAL_TOKENS_PER_SINGLE = 2  # [CLS] A [SEP]
 
@@ -90,10 +91,25 @@ def _random_segment(documents: Sequence[Document], index: int, length: int, rng:
     return document[first], document[last + 1]
 
 
-def _pairs_of_reference(
-    documents: Sequence[Document], index: int, target: int, rng: Random, labels: _NextLabels
+def _label_draws(rule: str, rng: Random) -> Callable[[int, int], bool]:
+    """Returns the function that draws whether B is random, from the numbers of sentences of chunk and document.
+
+    By the reference's rule, draw for draw, a chunk of one sentence always gets a random B. By the paper's it need not:
+    its real continuation is the next sentence of the document.
+    """
+    if rule == "reference":
+        return lambda in_chunk, _: in_chunk == 1 or rng.random() < 0.5
+    labels = _NextLabels(rng)
+    return lambda _, in_document: labels.draw(next_exists=in_document > 1)
+
+
+def _pairs(
+    documents: Sequence[Document], index: int, target: int, rng: Random, draw: Callable[[int, int], bool]
 ) -> Iterator[Instance]:
-    """Yields pairs by the reference's rule, draw for draw: a chunk of one sentence always gets a random B."""
+    """Yields the pairs of a document, whose chunks of sentences have about `target` tokens.
+
+    At the document's end, a chunk of one sentence is the continuation of the sentence before it.
+    """
     document = documents[index]
     sentences = len(document) - 1
     first = i = 0  # the chunk is sentences [first, i]
@@ -102,36 +118,10 @@ def _pairs_of_reference(
             in_chunk = i + 1 - first
             in_a = rng.randint(1, in_chunk - 1) if in_chunk >= 2 else 1
             a = document[first], document[first + in_a]
-            if in_chunk == 1 or rng.random() < 0.5:
+            if draw(in_chunk, sentences):
                 b = _random_segment(documents, index, target - (a[1] - a[0]), rng)
                 yield Instance(*a, *b, True)
                 i = first + in_a - 1  # sentences not used for A are reused
-            else:
-                yield Instance(*a, a[1], document[i + 1], False)
-            first = i + 1
-        i += 1
-
-
-def _pairs_of_paper(
-    documents: Sequence[Document], index: int, target: int, rng: Random, labels: _NextLabels
-) -> Iterator[Instance]:
-    """Yields pairs by the paper's rule: half of all pairs have the real next sentence.
-
-    Differs from the reference for a chunk of one sentence, which need not get a random B: its real continuation is the
-    next sentence of the document. At the document's end, the chunk is the continuation of the sentence before it.
-    """
-    document = documents[index]
-    sentences = len(document) - 1
-    first = i = 0
-    while i < sentences:
-        if i == sentences - 1 or document[i + 1] - document[first] >= target:
-            in_chunk = i + 1 - first
-            in_a = rng.randint(1, in_chunk - 1) if in_chunk >= 2 else 1
-            a = document[first], document[first + in_a]
-            if labels.draw(next_exists=sentences > 1):
-                b = _random_segment(documents, index, target - (a[1] - a[0]), rng)
-                yield Instance(*a, *b, True)
-                i = first + in_a - 1
             elif in_chunk >= 2:
                 yield Instance(*a, a[1], document[i + 1], False)
             elif i + 1 < sentences:
@@ -145,12 +135,11 @@ def _pairs_of_paper(
 
 def make_singles(
     documents: Sequence[Document], *, seq_len: int, short_seq_prob: float, rng: Random
-) -> list[list[Instance]]:
-    """Returns the instances of each document in one pass: one segment of sentences up to the target length, without B.
+) -> Iterator[list[Instance]]:
+    """Yields the instances of each document in one pass: one segment of sentences up to the target length, without B.
 
     The rest of a document is an instance of its own. A sentence longer than the target is split into several.
     """
-    result = []
     for document in documents:
         target = target_length(seq_len - SPECIAL_TOKENS_PER_SINGLE + SPECIAL_TOKENS_PER_PAIR, short_seq_prob, rng)
         instances: list[Instance] = []
@@ -163,14 +152,7 @@ def make_singles(
                 instances.append(Instance(first, first + target, first + target, first + target, False))
                 first += target
         instances.append(Instance(first, document[-1], document[-1], document[-1], False))
-        result.append(instances)
-    return result
-
-
-RANDOM_NEXT_RULES: dict[str, Callable[..., Iterator[Instance]]] = {
-    "paper": _pairs_of_paper,
-    "reference": _pairs_of_reference,
-}
+        yield instances
 
 
 def make_pairs(
@@ -180,27 +162,24 @@ def make_pairs(
     short_seq_prob: float,
     random_next: str,
     rng: Random,
-) -> list[list[Instance]]:
-    """Returns the instances of each document in order, in one pass over `documents`.
+) -> Iterator[list[Instance]]:
+    """Yields the instances of each document in order, in one pass over `documents`.
 
     Args:
       documents: sentence boundaries of each document, offsets into one token array; no empty document or sentence.
       seq_len: tokens in a finished sequence, with [CLS] and two [SEP].
       short_seq_prob: the probability of a shorter target length, drawn for each document.
       random_next: "paper" (half of all pairs are random) or "reference" (a single sentence always gets a random B,
-        which makes 55-61% of pairs random on real text).
+        which makes 50-61% of pairs random on real text).
       rng: the source of every draw.
     """
-    pairs = RANDOM_NEXT_RULES[random_next]
-    labels = _NextLabels(rng)
+    draw = _label_draws(random_next, rng)
     longest = seq_len - SPECIAL_TOKENS_PER_PAIR
-    result = []
     for index in range(len(documents)):
         target = target_length(seq_len, short_seq_prob, rng)
         # The pairs are drawn lazily: each is truncated before the next is drawn, as the reference orders its draws.
-        instances = pairs(documents, index, target, rng, labels)
-        result.append([truncate_pair(instance, longest, rng) for instance in instances])
-    return result
+        instances = _pairs(documents, index, target, rng, draw)
+        yield [truncate_pair(instance, longest, rng) for instance in instances]
 
 
 def make_rng(*parts: object) -> random.Random:

@@ -18,7 +18,7 @@ MAX_SHARE = 0.2
 
 @dataclass(frozen=True)
 class FilterOptions(CheckedOptions):
-    """Rules that drop text. Repeated lines are dropped first; lengths count no special tokens."""
+    """Rules that drop text: first duplicates, then lines repeated in what remains, then documents by their length."""
 
     drop_duplicates: bool = option(False, "drop duplicate documents (same text)")
     max_line_repeats: int = option(
@@ -55,8 +55,8 @@ class InstanceOptions(CheckedOptions):
     short_seq_prob: float = option(0.1, "share of documents with a shorter target", low=0, high=1)
     random_next: str = option(
         "paper",
-        "paper: half of all pairs are random; reference: a lone sentence always gets a random B (55-61% random)",
-        choices=tuple(RANDOM_NEXT_RULES),
+        "paper: half of all pairs are random; reference: a lone sentence always gets a random B (50-61% random)",
+        choices=RANDOM_NEXT_RULES,
     )
     eval_fraction: float = option(0.01, "share of documents held out for evaluation")
     sentences: str = option("split", "split lines into sentences, or one a line", choices=("split", "lines"))
@@ -79,6 +79,11 @@ class PrepareOptions(FilterOptions, CorpusOptions, InstanceOptions):
         metavar="NAME",
     )
     bucket_tokens: int = option(16 << 20, "tokens per shard, the unit in a worker's memory", low=1024)
+
+    @property
+    def needs_lines(self) -> bool:
+        """True if lines are counted, or may be held out."""
+        return self.max_line_repeats > 0 or (self.pairs == "none" and self.eval_fraction > 0)
 
     def as_recorded(self) -> dict[str, Any]:
         """Returns the options of the command line, as `dataset.json` records them.

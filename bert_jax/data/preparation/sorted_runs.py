@@ -1,167 +1,116 @@
 """First pass of preparation: converts slices of the input to *runs*, tokenized documents sorted by hash."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bert_jax.data.corpora import corpus
 from bert_jax.data.corpora.token_corpus import token_documents
-from bert_jax.data.hashing import content_hash, key_from
+from bert_jax.data.dataset import Counts
+from bert_jax.data.hashing import content_hash
 from bert_jax.data.preparation.options import PrepareOptions
-from bert_jax.data.preparation.scratch_folder import damaged, load_array, read_finished, save_array, write_finished
+from bert_jax.files import atomic, remote
 from bert_jax.text import sentences
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.word_cache import word_cache
 
 SENTENCES_PER_BATCH = 2048  # per call of the tokenizer
-_VERSION = 2  # of the format of a run and its .runs.json
 TOKENS_PER_RUN = 8 << 20  # held in memory before a run is written
 
 
 @dataclass(frozen=True)
-class TokenizeTask:
-    """Task that tokenizes slices of the input and writes their runs to the folder `scratch`.
+class Job:
+    """Inputs of every task: temporary files are in the folder `work`, shards in `output`, both local or in a store."""
 
-    `fingerprints` identify the current content of the files. Runs that a task of the same `name` left in `scratch` are
-    reused.
-    """
-
-    pieces: tuple[corpus.Slice, ...]
-    fingerprints: tuple[str, ...]
     tokenizer: Tokenizer
     options: PrepareOptions
-    scratch: Path
-
-    @cached_property
-    def name(self) -> str:
-        options = self.options
-        reading = (
-            options.documents, options.errors, options.text_field, options.ids_field, options.tsv_quotes,
-            options.max_document_bytes,
-        )  # fmt: skip
-        splitting = (options.sentences, options.language, bool(options.max_line_repeats))
-        parts = (self.pieces, self.fingerprints, _VERSION, self.tokenizer.sha256, *reading, *splitting)
-        return f"{key_from(*parts):016x}"
+    seed: int
+    work: str
+    output: str
 
 
-class SortedRun(Protocol):
-    """Tokenized documents sorted by hash, as arrays.
+@dataclass(frozen=True)
+class Run:
+    """Sorted arrays in a file, by default those of tokenized documents.
 
     `hashes` [n] are those of the documents. `sentence_at` and `token_at` [n + 1] are the offsets of each document in
     `lengths`, the number of tokens of every sentence, and in `tokens`. Optional, for every sentence: `lines`, the hash
     of its line, and `begins_line`, True for the first sentence of a line.
+
+    Attributes:
+      path: the file.
+      counts: of its documents.
+      layout: the type, offset in bytes and number of items of each array.
     """
 
-    @property
-    def path(self) -> str: ...
-    @property
-    def documents(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    def array(self, name: str) -> np.ndarray: ...
-    def part(self, name: str, start: int, stop: int) -> np.ndarray: ...
-
-
-@dataclass(frozen=True)
-class RunOnDisk:
-    """A run on disk, as .npy files."""
-
     path: str
-    documents: int
-    tokens: int
+    counts: Counts
+    layout: Mapping[str, tuple[str, int, int]]
 
     def array(self, name: str) -> np.ndarray:
-        return load_array(Path(f"{self.path}.{name}.npy"))
+        """Reads an array."""
+        return self.part(name, 0, self.layout[name][2])
 
     def part(self, name: str, start: int, stop: int) -> np.ndarray:
         """Reads `array(name)[start:stop]`. A memory map would keep far more of the file in memory."""
-        path = Path(f"{self.path}.{name}.npy")
-        with open(path, "rb") as file:
-            try:
-                np.lib.format.read_magic(file)
-                _, _, dtype = np.lib.format.read_array_header_1_0(file)
-            except Exception as error:
-                raise damaged(path, error) from error
-            items = np.fromfile(file, dtype, stop - start, offset=start * dtype.itemsize)
-        if len(items) != stop - start:
-            raise damaged(path, f"got {start + len(items):,} items, expected at least {stop:,}")
-        return items
+        kind, offset, _ = self.layout[name]
+        size = np.dtype(kind).itemsize
+        return np.frombuffer(remote.read_range(self.path, offset + start * size, offset + stop * size), kind)
+
+    def hash_range(self, low: int, high: int) -> tuple[int, int]:
+        """Returns the positions [first, last) of the hashes in [low, high)."""
+        hashes = self.array("hashes")
+        first, last = (
+            len(hashes) if bound >= 2**64 else int(np.searchsorted(hashes, np.uint64(bound))) for bound in (low, high)
+        )
+        return first, last
 
 
-@dataclass(frozen=True)
-class RunInMemory:
-    """A run in memory."""
-
-    arrays: dict[str, np.ndarray]
-    documents: int
-    tokens: int
-    path: str = ""
-
-    def array(self, name: str) -> np.ndarray:
-        return self.arrays[name]
-
-    def part(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Returns `array(name)[start:stop]`."""
-        return self.arrays[name][start:stop]
+def write_run(path: str, counts: Counts, arrays: Mapping[str, np.ndarray]) -> Run:
+    """Writes arrays to a file."""
+    layout, offset = {}, 0
+    with atomic.whole_file(path) as file:
+        for name, array in arrays.items():
+            layout[name] = (array.dtype.str, offset, len(array))
+            offset += file.write(array.tobytes())
+    return Run(path, counts, layout)
 
 
-def hash_range_of(run: SortedRun, low: int, high: int, lines: bool) -> RunInMemory | None:
-    """Returns the documents of a run with hashes in [low, high), with the arrays of `lines` if set; None if empty."""
-    hashes = run.array("hashes")
-    first, last = (_position(hashes, bound) for bound in (low, high))
-    if first == last:
-        return None
-    sentence_at, token_at = (run.part(name, first, last + 1) for name in ("sentence_at", "token_at"))
-    sentence_arrays = ("lengths", "lines", "begins_line") if lines else ("lengths",)
-    arrays = {
-        "hashes": hashes[first:last].copy(),
-        "sentence_at": sentence_at - sentence_at[0],
-        "token_at": token_at - token_at[0],
-        "tokens": run.part("tokens", int(token_at[0]), int(token_at[-1])),
-        **{name: run.part(name, int(sentence_at[0]), int(sentence_at[-1])) for name in sentence_arrays},
-    }
-    return RunInMemory(arrays, int(last - first), int(token_at[-1] - token_at[0]))
+def tokenize(job: Job, task: tuple[int, Sequence[corpus.Slice]]) -> list[Run]:
+    """Reads, splits and tokenizes slices; writes a run for every `TOKENS_PER_RUN` tokens and returns the runs.
 
-
-def _position(hashes: np.ndarray, bound: int) -> int:
-    return len(hashes) if bound >= 2**64 else int(np.searchsorted(hashes, np.uint64(bound)))
-
-
-def finished_runs(task: TokenizeTask) -> list[RunOnDisk] | None:
-    """Returns the saved result of an earlier `tokenize` of the task; None if it is incomplete or damaged."""
-    described = read_finished(_finished(task))
-    if described is None:
-        return None
-    return [RunOnDisk(str(task.scratch / file), *counts) for file, *counts in described["runs"]]
-
-
-def tokenize(task: TokenizeTask) -> list[RunOnDisk]:
-    """Writes the runs of a task to its scratch folder and returns them."""
-    files: list[Path] = []
-    runs = [
-        _store(task, number, run, files)  # one at a time in memory
-        for number, run in enumerate(tokenized_runs(task.pieces, task.tokenizer, task.options))
-    ]
-    described = [(Path(run.path).name, run.documents, run.tokens) for run in runs]
-    write_finished(_finished(task), {"runs": described}, files)
-    return runs
-
-
-def tokenized_runs(
-    pieces: Sequence[corpus.Slice], tokenizer: Tokenizer, options: PrepareOptions
-) -> Iterator[RunInMemory]:
-    """Reads, splits and tokenizes slices; yields a run for every `TOKENS_PER_RUN` tokens.
-
-    With `max_line_repeats`, a run has the hash of each sentence's line.
+    Args:
+      job: the inputs of every task.
+      task: the number of the task, and its slices.
 
     Raises:
       InputError: as `corpus.read`.
     """
+    number, pieces = task
+    documents = _documents(pieces, job.tokenizer, job.options)
+    paths = (f"{job.work}/{number:06d}-{part:04d}.run" for part in itertools.count())
+    return [
+        write_run(path, *_arrays(held, job.tokenizer, job.options))
+        for path, held in zip(paths, documents, strict=False)
+    ]
+
+
+class _Document(NamedTuple):
+    """Token ids of each sentence, the hash of its line, and True for the first sentence of a line."""
+
+    text_hash: int
+    sentences: list[bytes]
+    lines: list[int]
+    begins_line: list[bool]
+
+
+def _documents(
+    pieces: Sequence[corpus.Slice], tokenizer: Tokenizer, options: PrepareOptions
+) -> Iterator[list[_Document]]:
+    """Yields lists of documents with about `TOKENS_PER_RUN` tokens."""
     words = word_cache(tokenizer)
     documents: list[_Document] = []
     held = 0
@@ -183,24 +132,10 @@ def tokenized_runs(
                 documents.append(document)
                 held += sum(map(len, document.sentences))
         if held >= TOKENS_PER_RUN * words.dtype.itemsize:
-            yield _run(documents, words.dtype, options)
+            yield documents
             documents, held = [], 0
     if documents:
-        yield _run(documents, words.dtype, options)
-
-
-def _finished(task: TokenizeTask) -> Path:
-    """Returns the path of the marker that commits a task and lists its runs."""
-    return task.scratch / f"{task.name}.runs.json"
-
-
-class _Document(NamedTuple):
-    """Token ids of each sentence, the hash of its line, and True for the first sentence of a line."""
-
-    text_hash: int
-    sentences: list[bytes]
-    lines: list[int]
-    begins_line: list[bool]
+        yield documents
 
 
 def _batches(
@@ -208,7 +143,7 @@ def _batches(
 ) -> Iterator[list[tuple[int, list[tuple[int, list[str]]]]]]:
     """Yields lists of documents (hash, lines) with about `SENTENCES_PER_BATCH` sentences; a line is (hash, sentences).
 
-    Without `max_line_repeats`, a document is one line.
+    Unless lines are needed, a document is one line.
     """
     split: Callable[[str], list[str]] = sentences.lines
     if options.sentences == "split":
@@ -216,7 +151,7 @@ def _batches(
     batch: list[tuple[int, list[tuple[int, list[str]]]]] = []
     size = 0
     for document in itertools.chain.from_iterable(corpus.read(piece, options) for piece in pieces):
-        if options.max_line_repeats:
+        if options.needs_lines:
             lines = [(content_hash(line), split(line)) for line in document.split("\n")]
         else:
             lines = [(0, split(document))]
@@ -239,7 +174,10 @@ def _token_batches(
             yield [(text_hash, [(line_hash, [ids]) for line_hash, ids in zip(hashes, document, strict=True)])]
 
 
-def _run(documents: list[_Document], dtype: np.dtype, options: PrepareOptions) -> RunInMemory:
+def _arrays(
+    documents: list[_Document], tokenizer: Tokenizer, options: PrepareOptions
+) -> tuple[Counts, dict[str, np.ndarray]]:
+    dtype = word_cache(tokenizer).dtype
     keys = np.array([document.text_hash for document in documents], np.uint64)
     order = np.argsort(keys, kind="stable")
     ordered = [documents[i] for i in order.tolist()]
@@ -253,17 +191,7 @@ def _run(documents: list[_Document], dtype: np.dtype, options: PrepareOptions) -
         "lengths": lengths,
         "tokens": np.frombuffer(b"".join(found), dtype),
     }
-    if options.max_line_repeats:
+    if options.needs_lines:
         arrays["lines"] = np.array([line for document in ordered for line in document.lines], np.uint64)
         arrays["begins_line"] = np.array([begins for document in ordered for begins in document.begins_line], bool)
-    return RunInMemory(arrays, len(documents), int(lengths.sum()))
-
-
-def _store(task: TokenizeTask, number: int, run: RunInMemory, files: list[Path]) -> RunOnDisk:
-    """Writes a run, and appends the paths of its files to `files`."""
-    path = str(task.scratch / f"{task.name}-{number:04d}")
-    for name, array in run.arrays.items():
-        files.append(Path(f"{path}.{name}.npy"))
-        with open(files[-1], "wb") as file:
-            save_array(file, array)
-    return RunOnDisk(path, run.documents, run.tokens)
+    return Counts(len(documents), len(found), int(lengths.sum())), arrays

@@ -2,12 +2,16 @@
 
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from bert_jax import cli
+from bert_jax.data.corpora import corpus
 from bert_jax.data.corpora.corpus_inputs import expand
+from bert_jax.data.corpora.corpus_options import CorpusOptions
+from bert_jax.errors import InputError
 
 DATASET = ("20231101.ab/train-00000-of-00001.parquet", "20231101.en/train-00000-of-00001.parquet")
 DESCRIPTIONS = (
@@ -105,3 +109,21 @@ def test_a_name_that_is_not_utf8_is_refused_in_one_line(name, tmp_path, vocabula
         assert error.count("\n") == 1
     assert cli.main(["vocab", "--input", str(tmp_path / "a.txt"), "--output", output]) == 2
     assert not (tmp_path / "data").exists()
+
+
+def test_own_files_are_no_input(dataset_dir: Path, tokenizer, tmp_path: Path, caplog):
+    """A pattern also matches the vocabulary of the command, and files of earlier datasets."""
+    (tmp_path / "a.txt").write_text("the ship .")
+    (tmp_path / "dataset.json").write_text('{"text": "the sea ."}')  # not of a prepared dataset
+    (tmp_path / "words.txt").write_text("[PAD]\n")
+    shutil.copytree(dataset_dir, tmp_path / "earlier")
+    (tmp_path / "earlier" / "notes.txt").write_text("the moon .")
+    vocabulary = str(tmp_path / "words.txt")
+    with caplog.at_level(logging.INFO):
+        found = corpus.plan([str(tmp_path)], CorpusOptions(), vocabulary=vocabulary)
+    assert [os.path.relpath(piece.path, tmp_path) for piece in found] == ["a.txt", "dataset.json", "earlier/notes.txt"]
+    assert len([message for message in caplog.messages if "earlier/dataset.json" in message]) == 1
+    found = corpus.plan([f"{tmp_path}/**/*.txt"], CorpusOptions(), vocabulary=str(tmp_path / "earlier"))
+    assert [os.path.basename(piece.path) for piece in found] == ["a.txt", "words.txt"]
+    with pytest.raises(InputError, match=r"--input=.*words\.txt"):
+        corpus.plan([vocabulary], CorpusOptions(), vocabulary=vocabulary)

@@ -38,7 +38,7 @@ def prepare(hub, vocabulary_file, output, *inputs, **environment):
     """Runs `prepare` in a process of its own: huggingface_hub reads its address when it is imported."""
     return helpers.run_cli(
         "prepare", "--input", *inputs, "--vocab", vocabulary_file, "--output", output, "--sentences", "lines",
-        "--workers", 2, **{**hub.environment, **environment},
+        "--workers", 2, "--json", **{**hub.environment, **environment},
     )  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import logging
 import os
 import shlex
 import subprocess
@@ -16,7 +15,6 @@ from support import helpers
 from support.preparing import files, run
 
 from bert_jax import cli
-from bert_jax.data.preparation import pipeline
 from bert_jax.errors import InputError
 from bert_jax.files import provenance
 
@@ -57,26 +55,6 @@ def test_stdin_beside_files(pipe, tokenizer, tmp_path):
     assert files(tmp_path / "data") == files(tmp_path / "file")
 
 
-@pytest.mark.parametrize("second", [TEXT, TEXT.replace(b" owl ", b" the ")], ids=["same", "other"])
-def test_unfinished_work_is_reused_for_the_same_bytes_only(second, pipe, tokenizer, tmp_path, monkeypatch, caplog):
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "_publish", fail)
-        pipe(TEXT)
-        with pytest.raises(OSError, match="No space"):
-            run("-", tokenizer, tmp_path / "data")
-    pipe(second)
-    with caplog.at_level(logging.INFO):
-        run("-", tokenizer, tmp_path / "data")
-    resumed = [record for record in caplog.records if record.getMessage().startswith("Resuming")]
-    assert bool(resumed) == (second == TEXT)
-    pipe(second)
-    run("-", tokenizer, tmp_path / "anew")
-    assert files(tmp_path / "data") == files(tmp_path / "anew")
-
-
 def test_errors_name_stdin(pipe, tokenizer, tmp_path):
     pipe(b"the ship .\n\nthe caf\xe9 .\n")
     with pytest.raises(InputError, match=r"^stdin:3: "):
@@ -103,7 +81,7 @@ def test_vocab_reads_stdin(pipe, tmp_path):
 
 def test_a_pipe_to_the_command(vocabulary_file, tmp_path):
     """Two workers, which have no stdin of their own."""
-    arguments = ["--vocab", vocabulary_file, "--output", tmp_path / "data", "--workers", 2]
+    arguments = ["--vocab", vocabulary_file, "--output", tmp_path / "data", "--workers", 2, "--json"]
     result = subprocess.run(
         helpers.command("prepare", "--input", "-", *arguments),
         input=LINES, env=helpers.child_environment(), capture_output=True, timeout=120, check=False,

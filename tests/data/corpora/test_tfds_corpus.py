@@ -139,7 +139,7 @@ def test_workers_write_the_dataset_of_one_process_and_of_json_lines(tmp_path, vo
 
     tokenizer = read_tokenizer(vocabulary_file)
     cut = corpus.plan
-    monkeypatch.setattr(corpus, "plan", lambda inputs, options: cut(inputs, options, 50_000))
+    monkeypatch.setattr(corpus, "plan", lambda inputs, options, **_: cut(inputs, options, 50_000))
     assert len(corpus.plan(["tfds:fables"], CorpusOptions())) > 5
     options = PrepareOptions(seq_len=64, eval_fraction=0.1, bucket_tokens=4096, sentences="lines")
     for name, source in (("serial", "tfds:fables"), ("json", json_lines(tmp_path / "a.jsonl"))):

@@ -47,7 +47,7 @@ def test_formats_workers_and_slices_do_not_matter(tokenizer, tmp_path, monkeypat
     rows = tokenized(tokenizer)
     run(write(tmp_path / "a.arrow", rows), tokenizer, tmp_path / "data", ids_field="input_ids")
     plan = corpus.plan
-    monkeypatch.setattr(corpus, "plan", lambda inputs, options: plan(inputs, options, 100))
+    monkeypatch.setattr(corpus, "plan", lambda inputs, options, **_: plan(inputs, options, 100))
     monkeypatch.setattr(corpus, "SLICE_BYTES", 100)
     path = write(tmp_path / "a.parquet", rows, pa.large_list(pa.list_(pa.uint16())))
     for workers in (1, 2):

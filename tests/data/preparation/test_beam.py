@@ -1,10 +1,12 @@
 """Preparation with Beam's DirectRunner, in one or several processes, writes the same bytes as without Beam."""
 
 import gzip
+import io
 import json
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from support import helpers
@@ -88,7 +90,7 @@ def test_same_bytes(inputs, tokenizer, tmp_path, options, monkeypatch):
     assert info == local
     assert (tmp_path / "beam" / INFO_FILE).exists()
     if "drop_duplicates" in options:
-        assert all(info.dropped.values())
+        assert all(counts.tokens for counts in info.dropped.values())
     if options.get("bucket_tokens") == 1024:
         assert len(info.splits["train"].shards) > 15
 
@@ -108,7 +110,7 @@ def test_several_processes(inputs, vocabulary_file, tmp_path):
     options = ("--bucket_tokens", "4096", "--max_line_repeats", "3")
     processes = ("--direct_running_mode=multi_processing", "--direct_num_workers=2")
     beam_run = helpers.run_cli(
-        *command_line(inputs, vocabulary_file, tmp_path / "beam", *options, *ON_DIRECT, *processes)
+        *command_line(inputs, vocabulary_file, tmp_path / "beam", *options, "--json", *ON_DIRECT, *processes)
     )
     assert beam_run.returncode == 0, beam_run.stderr
     assert cli.main(command_line(inputs, vocabulary_file, tmp_path / "local", *options)) == 0
@@ -116,40 +118,39 @@ def test_several_processes(inputs, vocabulary_file, tmp_path):
     assert json.loads(beam_run.stdout)["train"]["documents"] > 200
 
 
-def test_tried_again(inputs, tokenizer, tmp_path, monkeypatch):
+def test_a_task_that_is_run_twice(inputs, tokenizer, tmp_path, monkeypatch):
     """A worker that dies after finishing its work is replaced by another that repeats it."""
-    build, seen = beam._build, []
+    run_task = beam._run_task
 
     def twice(*arguments):
-        build(*arguments)
-        build(*arguments)
-        seen.append(1)
+        run_task(*arguments)
+        run_task(*arguments)
 
-    monkeypatch.setattr(beam, "_build", twice)
+    monkeypatch.setattr(beam, "_run_task", twice)
     run(inputs, tokenizer, tmp_path / "beam", **DIRECT)
     run(inputs, tokenizer, tmp_path / "local")
     assert files(tmp_path / "beam") == files(tmp_path / "local")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["beam", "local"]
 
 
-def test_what_others_left_is_no_matter(inputs, tokenizer, tmp_path):
-    """Ignores shards of other options and of a pipeline that outlived its command."""
-    folder = tmp_path / "beam"
-    (folder / ".prepare" / "old").mkdir(parents=True)
-    for name in ("train-00000-of-00009.array_record", "train-00000-of-00001.array_record", ".prepare/old/1.failed"):
-        (folder / name).write_text("old")
-    shards = ["train-00000-of-00001.array_record", "train-00000-of-00009.array_record"]
-    (folder / ".prepare" / "published.json").write_text(json.dumps(shards))
-    run(inputs, tokenizer, folder, **DIRECT)
-    run(inputs, tokenizer, tmp_path / "local")
-    assert files(folder) == files(tmp_path / "local")
+def test_a_dataset_in_a_store(inputs, tokenizer, tmp_path, store):
+    """Workers share a folder beside the output, which does not stay."""
+    run(inputs, tokenizer, "gs://bucket/to/beam", **DIRECT, max_line_repeats=3, bucket_tokens=4096)
+    run(inputs, tokenizer, tmp_path / "local", max_line_repeats=3, bucket_tokens=4096)
+    expected = files(tmp_path / "local")
+    assert {name.removeprefix("to/beam/") for name in store.names()} == {*expected, "provenance.json"}
+    assert all(store.read(f"to/beam/{name}") == content for name, content in expected.items())
 
 
-def test_paths_of_workers(tmp_path, monkeypatch):
+def test_local_paths_are_those_of_the_command(inputs, tokenizer, tmp_path, monkeypatch):
+    """Workers may have another working directory."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "a.txt").write_text("the ship .")
-    assert beam._everywhere("a.txt") == str(tmp_path / "a.txt")
-    for name in ("gs://bucket/a.txt", "tfds:fables:train:text"):
-        assert beam._everywhere(name) == name
+    (tmp_path / "a.txt").write_text("the ship .\n\nthe sea .")
+    seen = []
+    monkeypatch.setattr(beam.BeamRunner, "map_tasks", lambda _, function, tasks: seen.extend(tasks) or iter([]))
+    with pytest.raises(InputError, match=r"a\.txt"):
+        run(["a.txt"], tokenizer, tmp_path / "data", **DIRECT)
+    assert [piece.path for _, pieces in seen for piece in pieces] == [str(tmp_path / "a.txt")]
 
 
 # --- Failures ---------------------------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ def test_broken_files(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
     names = [*inputs, tmp_path / "latin.txt", tmp_path / "torn.txt.gz"]
     message = fails(capsys, command_line(names, vocabulary_file, tmp_path / "data", *ON_DIRECT), 2)
     assert re.fullmatch(r"bert-jax prepare: .*latin\.txt:2: .*UTF-8.* \(\D*\b1\b\D*\)", message)
-    assert not files(tmp_path / "data")
+    assert not (tmp_path / "data").exists()
     (tmp_path / "table.txt").write_bytes(b"PAR1\x15\x00 the ship .")
     for number, name in enumerate([names[-1], tmp_path / "table.txt"]):
         with pytest.raises(InputError, match=name.name):
@@ -176,7 +177,7 @@ def test_no_text(vocabulary_file, tmp_path, capsys):
     (tmp_path / "a.txt").write_text("the ship .\n\nthe sea .")
     arguments[-len(ON_DIRECT) : -len(ON_DIRECT)] = ["--eval_fraction", str(1 - 2**-53)]
     fails(capsys, arguments, 2, "--eval_fraction=")
-    assert not files(tmp_path / "data")
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_worker_fails(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
@@ -188,25 +189,11 @@ def test_a_worker_fails(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
     message = capsys.readouterr().err.strip().split("\n")[-1]  # Beam logs the traceback
     assert message.startswith("bert-jax prepare: --runner=DirectRunner: ")
     assert "No space left on device" in message
-    assert not files(tmp_path / "data")
+    assert not (tmp_path / "data").exists()
 
 
 def test_output_not_shared_with_the_workers_is_refused(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(beam.atomic, "place", lambda source, target: None)
-    monkeypatch.setattr(beam.atomic, "write_whole", lambda path, content: None)
-    arguments = command_line(inputs, vocabulary_file, tmp_path / "data", *ON_DIRECT)
-    fails(capsys, arguments, 2, "--output", "--runner=DirectRunner")
-
-
-def test_missing_shard_is_refused(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
-    place, write_whole = beam.atomic.place, beam.atomic.write_whole
-
-    def unless_of_eval(really, target, *arguments):
-        if not target.name.startswith("eval"):
-            really(*arguments)
-
-    monkeypatch.setattr(beam.atomic, "place", lambda path, to: unless_of_eval(place, to, path, to))
-    monkeypatch.setattr(beam.atomic, "write_whole", lambda to, what: unless_of_eval(write_whole, to, to, what))
+    monkeypatch.setattr(beam, "_run_task", lambda *arguments: None)
     arguments = command_line(inputs, vocabulary_file, tmp_path / "data", *ON_DIRECT)
     fails(capsys, arguments, 2, "--output", "--runner=DirectRunner")
 
@@ -262,7 +249,7 @@ def test_failed_pipelines_are_reported(inputs, vocabulary_file, tmp_path, capsys
     words = ["--runner=SparkRunner: ", "last" if isinstance(end, RuntimeError) else str(end)]
     fails(capsys, arguments, status, *(words if status == 1 else []))
     assert elsewhere["result"].cancelled == (status == 130)
-    assert not files(tmp_path / "data")
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.parametrize(
@@ -279,13 +266,14 @@ def test_failed_pipelines_are_reported(inputs, vocabulary_file, tmp_path, capsys
 )
 def test_refused(inputs, vocabulary_file, tmp_path, capsys, more, word):
     fails(capsys, command_line(inputs, vocabulary_file, tmp_path / "data", *more), 2, word)
-    assert INFO_FILE not in files(tmp_path / "data")
+    assert not (tmp_path / "data").exists()
 
 
 def test_without_beam(inputs, vocabulary_file, tmp_path):
     arguments = command_line(inputs, vocabulary_file, tmp_path / "data", "--runner", "DirectRunner")
     code = f"""
 import sys
+from types import SimpleNamespace
 sys.modules["apache_beam"] = None
 from bert_jax import cli
 sys.exit(cli.main({arguments!r}))
@@ -301,3 +289,11 @@ sys.exit(cli.main({arguments!r}))
 def test_the_local_runner_does_without_beam():
     code = "import sys, bert_jax.cli, bert_jax.data.preparation.pipeline; sys.exit('apache_beam' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_stdin_to_a_store(inputs, tokenizer, store, tmp_path, monkeypatch):
+    content = b"the ship sees the wave .\n\nthe owl hears the moon .\n"
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content), isatty=lambda: False))
+    info = run(["-"], tokenizer, "gs://bucket/data", **DIRECT, eval_fraction=0.0)
+    assert info.splits["train"].documents == 2
+    assert not [name for name in store.names() if "stdin" in name]

@@ -73,7 +73,7 @@ def write_corpus(form, tmp_path):
 def test_formats_workers_and_slices_do_not_matter(whole, form, tokenizer, tmp_path, workers, slice_bytes, monkeypatch):
     folder = write_corpus(form, tmp_path)
     plan = corpus.plan
-    monkeypatch.setattr(corpus, "plan", lambda inputs, options: plan(inputs, options, slice_bytes))
+    monkeypatch.setattr(corpus, "plan", lambda inputs, options, **_: plan(inputs, options, slice_bytes))
     monkeypatch.setattr(corpus, "SLICE_BYTES", slice_bytes)
     run(folder, tokenizer, tmp_path / "data", workers=workers, **OPTIONS)
     assert files(tmp_path / "data") == files(whole)

@@ -1,16 +1,12 @@
 """Filters: what each option drops is counted, and nothing else is dropped."""
 
-import tracemalloc
-
 import numpy as np
 import pytest
 from support import helpers
 
-from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.preparation.filters import repeated_lines
+from bert_jax.data.dataset import Counts, PreparedDataset
 from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.data.preparation.pipeline import prepare
-from bert_jax.data.preparation.sorted_runs import RunInMemory
 from bert_jax.errors import InputError
 
 
@@ -45,11 +41,15 @@ def test_duplicate_documents(tokenizer, tmp_path):
     plain = run(once, tokenizer, tmp_path / "once")
     kept = run([*once, *once[:50], *once[:20]], tokenizer, tmp_path / "kept")
     assert totals(kept)[0][0] == 270
-    assert kept.info.dropped["repeated_lines"] == 0
+    assert set(kept.info.dropped.values()) == {Counts()}
     dropped = run([*once, *once[:50], *once[:20]], tokenizer, tmp_path / "dropped", drop_duplicates=True)
-    assert dropped.info.dropped == {
-        "duplicate_documents": 70, "repeated_lines": 0, "short_documents": 0, "long_documents": 0,
-    }  # fmt: skip
+    counts = totals(kept)[0]
+    lost = Counts(*(before - after for before, after in zip(counts, totals(plain)[0], strict=True)))
+    assert {rule: count for rule, count in dropped.info.dropped.items() if count != Counts()} == {
+        "duplicate_documents": lost
+    }
+    assert lost.documents == 70
+    assert dropped.info.corpus == kept.info.corpus == Counts(*counts)
     assert totals(dropped)[0] == totals(plain)[0]
     assert dropped.token_counts().sum() == plain.token_counts().sum()
 
@@ -62,38 +62,18 @@ def test_repeated_lines(workers, tokenizer, tmp_path):
     noisy[:5] = [f"{text}\nthe baker is in the harbour and the storm ." for text in noisy[:5]]
     clean = run(noisy, tokenizer, tmp_path / "clean", workers, max_line_repeats=5)
     expected = [*(f"{text}\nthe baker is in the harbour and the storm ." for text in plain[:5]), *plain[5:]]
-    assert clean.info.dropped["repeated_lines"] == 120
+    assert clean.info.dropped["repeated_lines"].sentences == 120
     assert totals(clean)[0] == totals(run(expected, tokenizer, tmp_path / "expected"))[0]
     stricter = run(noisy, tokenizer, tmp_path / "stricter", max_line_repeats=4)
-    assert stricter.info.dropped["repeated_lines"] == 125
+    assert stricter.info.dropped["repeated_lines"].sentences == 125
 
 
 def test_a_line_of_several_sentences_is_one_line(tokenizer, tmp_path):
     plain = documents(60)
     noisy = [f"The owl sees the moon. The ship hears the storm.\n{text}" for text in plain]
     dataset = run(noisy, tokenizer, tmp_path, max_line_repeats=10, sentences="split")
-    assert dataset.info.dropped["repeated_lines"] == 60
+    assert dataset.info.dropped["repeated_lines"].sentences == 120
     assert totals(dataset)[0][0] == 60
-
-
-def test_lines_are_counted_in_little_memory(tmp_path):
-    """Needs little memory for distinct lines; finds repeated lines of every part in any run."""
-    rng = np.random.default_rng(0)
-    often = np.arange(256, dtype=np.uint64) << np.uint64(56) | np.uint64(7)  # one in each part
-    held = []
-    for number in range(20):
-        lines = np.concatenate([rng.integers(0, 2**64, 100_000, np.uint64), often[number % 2 :: 2], often[:2]])
-        arrays = {"lines": lines, "begins_line": np.ones(len(lines), bool)}
-        held.append(RunInMemory(arrays, 1, len(lines)))
-    tracemalloc.start()
-    found = repeated_lines(held, 9, tmp_path)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    np.testing.assert_array_equal(found, often)
-    assert peak < 12e6  # of one run; the hashes of all are 16 MB
-    np.testing.assert_array_equal(repeated_lines(held, 10, tmp_path), often[:2])
-    assert not len(repeated_lines(held, 30, tmp_path))
-    assert not list(tmp_path.iterdir())
 
 
 def test_lengths(tokenizer, tmp_path):
@@ -102,17 +82,17 @@ def test_lengths(tokenizer, tmp_path):
     low, high = 40, 120
     dataset = run(texts, tokenizer, tmp_path, min_document_tokens=low, max_document_tokens=high)
     kept = [size for size in sizes if low <= size <= high]
-    assert dataset.info.dropped["short_documents"] == sum(size < low for size in sizes) > 10
-    assert dataset.info.dropped["long_documents"] == sum(size > high for size in sizes) > 10
+    assert dataset.info.dropped["short_documents"].documents == sum(size < low for size in sizes) > 10
+    assert dataset.info.dropped["long_documents"].documents == sum(size > high for size in sizes) > 10
     assert (totals(dataset)[0][0], totals(dataset)[0][2]) == (len(kept), sum(kept))
-    assert sum(int(dataset.token_counts().sum()) for _ in [0]) == dataset.info.splits["train"].tokens
+    assert dataset.token_counts().sum() == dataset.info.splits["train"].tokens
 
 
 def test_a_document_of_repeated_lines_alone_is_none(tokenizer, tmp_path):
     texts = [*documents(50), *["the menu .\nthe owl ."] * 30]
     dataset = run(texts, tokenizer, tmp_path, max_line_repeats=20)
     assert totals(dataset)[0][0] == 50
-    assert dataset.info.dropped["short_documents"] == 30
+    assert dataset.info.dropped["short_documents"].documents == 30
 
 
 @pytest.mark.parametrize(
@@ -131,7 +111,10 @@ def test_a_document_at_a_limit_stays(tokenizer, tmp_path):
     texts = [" ".join(["ship"] * size) + " ." for size in range(9, 31)]  # of 10 to 31 tokens
     dataset = run(texts, tokenizer, tmp_path, min_document_tokens=12, max_document_tokens=28, eval_fraction=0.0)
     assert dataset.info.splits["train"].documents == 28 - 12 + 1
-    assert (dataset.info.dropped["short_documents"], dataset.info.dropped["long_documents"]) == (2, 3)
+    assert (dataset.info.dropped["short_documents"].documents, dataset.info.dropped["long_documents"].documents) == (
+        2,
+        3,
+    )
     assert dataset.info.splits["train"].tokens == sum(range(12, 29))
 
 
@@ -139,8 +122,8 @@ def test_a_limit_counts_what_is_left_of_a_document(tokenizer, tmp_path):
     """Lines are dropped first, then documents by their remaining length."""
     texts = ["the menu .\n" * 3 + " ".join(["ship"] * size) + " ." for size in range(4, 24)]
     dataset = run(texts, tokenizer, tmp_path, min_document_tokens=10, max_line_repeats=20, eval_fraction=0.0)
-    assert dataset.info.dropped["repeated_lines"] == 60
-    assert dataset.info.dropped["short_documents"] == 5  # of 5 to 9 tokens without the menu
+    assert dataset.info.dropped["repeated_lines"].sentences == 60
+    assert dataset.info.dropped["short_documents"].documents == 5  # of 5 to 9 tokens without the menu
 
 
 def test_documents_that_lose_all_lines_shift_no_other(tokenizer, tmp_path):
@@ -149,8 +132,62 @@ def test_documents_that_lose_all_lines_shift_no_other(tokenizer, tmp_path):
     empty = ["\n".join(["the menu ."] * lines) for lines in range(1, 41)]
     noisy = run([*plain, *empty], tokenizer, tmp_path / "noisy", max_line_repeats=100, eval_fraction=0.0)
     clean = run(plain, tokenizer, tmp_path / "clean", eval_fraction=0.0)
-    assert noisy.info.dropped["short_documents"] == 40
+    assert noisy.info.dropped["short_documents"].documents == 40
     ids = [np.sort(each.instances("train", np.arange(each.size("train")))["instance_ids"]) for each in (noisy, clean)]
     firsts = [set(found.tolist()) for found in ids]
     assert len(firsts[0] & firsts[1]) >= 60  # the hash of a document, and its first instance's id, are its own
     np.testing.assert_array_equal(noisy.token_counts(), clean.token_counts())
+
+
+# --- Filters together -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_lines_are_counted_in_distinct_documents(workers, tokenizer, tmp_path):
+    """A repeated article stays once, since its lines repeat only because it does."""
+    plain = documents(40)
+    article = "the ship hears a storm . alpha\nthe baker finds the menu . beta"
+    noisy = [*plain, *[f"the menu near the owl .\n{text}" for text in plain[:9]], *[article] * 13]
+    both = run(noisy, tokenizer, tmp_path / "both", workers, drop_duplicates=True, max_line_repeats=8)
+    assert both.info.dropped["duplicate_documents"].documents == 12
+    assert both.info.dropped["repeated_lines"].sentences == 9
+    assert totals(both)[0][0] == 40 + 9 + 1
+    lines_alone = run(noisy, tokenizer, tmp_path / "lines", workers, max_line_repeats=8)
+    assert lines_alone.info.dropped["short_documents"].documents == 13
+
+
+def test_every_token_is_counted_once(tokenizer, tmp_path):
+    """Read = dropped by each filter + cut + in instances, for all filters."""
+    menus = [f"the menu near the owl .\n{text}" for text in documents(10, seed=1)]
+    texts = [*documents(120), *documents(20), *menus]
+    options = {"drop_duplicates": True, "max_line_repeats": 4, "min_document_tokens": 30, "max_document_tokens": 150}
+    info = run(texts, tokenizer, tmp_path, **options).info
+    assert all(count.tokens for count in info.dropped.values())
+    kept = sum((Counts(split.documents, split.sentences, split.tokens) for split in info.splits.values()), Counts())
+    assert sum(info.dropped.values(), kept) == info.corpus
+    assert info.corpus.tokens == sum(map(len, tokenizer.encode_batch(texts)))
+
+
+@pytest.mark.parametrize(("stubs", "articles", "held_out"), [(100, 12, 2), (100, 4, 2), (30, 3, 0)])
+def test_the_eval_split_has_two_documents_of_those_that_the_filters_keep(
+    stubs, articles, held_out, tokenizer, tmp_path, monkeypatch
+):
+    """The lowest hashes are those of dropped documents in most corpora."""
+    long = [text for text in documents(300) if len(text.split()) > 60][:articles]
+    short = [" ".join(["the ship"] * (n + 1)) + f" {'abcdefgh'[n % 8]}" for n in range(stubs)][:stubs]
+    options = {"min_document_tokens": 50, "max_document_tokens": 0, "eval_fraction": 1e-9}
+    short = [text for text in short if len(text.split()) < 40]
+    data = run([*short, *long], tokenizer, tmp_path, **options)
+    assert data.info.splits["eval"].documents == held_out
+    assert data.info.splits["train"].documents == articles - held_out
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [({"min_document_tokens": 5000}, "min_document_tokens"), ({"max_line_repeats": 1}, "max_line_repeats")],
+)
+def test_filters_that_drop_everything_are_named(options, named, tokenizer, tmp_path):
+    texts = documents(5) * (2 if named == "max_line_repeats" else 1)
+    with pytest.raises(InputError, match=f"--{named}"):
+        run(texts, tokenizer, tmp_path, **options)
+    assert not (tmp_path / "data").exists()

@@ -20,7 +20,7 @@ def document_of(*lengths, start=0):
 
 
 def spans(documents, seq_len=12, short_seq_prob=0.0):
-    found = make_singles(documents, seq_len=seq_len, short_seq_prob=short_seq_prob, rng=make_rng(0))
+    found = list(make_singles(documents, seq_len=seq_len, short_seq_prob=short_seq_prob, rng=make_rng(0)))
     assert all(b_start == b_stop for instances in found for _, _, b_start, b_stop, _ in instances)
     return [[(instance.a_start, instance.a_stop) for instance in instances] for instances in found]
 

@@ -1,0 +1,186 @@
+"""Report of a finished preparation: the table of the text read, dropped and used, and warnings about the corpus."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from bert_jax.data.corpora import tfds_corpus
+from bert_jax.data.dataset import Counts, DatasetInfo, SplitInfo
+from bert_jax.data.preparation.filters import RULES
+from bert_jax.errors import InputError
+from bert_jax.files.text_files import text_format
+
+log = logging.getLogger(__name__)
+
+USED_SHARE = 0.95
+"""Share of the read tokens that are in instances; below it, a warning says why."""
+
+_FEWEST_DOCUMENTS = 4  # of which two are held out
+_SHORT_DOCUMENT = 6  # sentences; paragraphs of prose have 1 to 6, 3.0 on average, articles of Wikipedia 15 to 21
+_DOCUMENTS_PER_FILE = 50
+_SAMPLED_FILES = 8
+_FEWEST_PAIRS = 200
+_FEWEST_RANDOM = 16  # pairs, if all are random
+_SAME_DOCUMENT_SHARE = 0.01  # of random second segments
+_RANDOM_SHARE = {"paper": 0.65, "reference": 0.75}  # expected: 0.5, and 0.5 to 0.61
+
+
+def text_counts(info: DatasetInfo) -> dict[str, Any]:
+    """Returns the amounts of text read, dropped by each filter, cut, and used in instances, as JSON."""
+    splits = info.splits.values()
+    used = sum(split.used_tokens for split in splits)
+    return {
+        "read": asdict(info.corpus),
+        "dropped": {rule: asdict(counts) for rule, counts in info.dropped.items() if counts != Counts()},
+        "cut_tokens": sum(split.tokens for split in splits) - used,
+        "used_tokens": used,
+        "used_share": used / max(1, info.corpus.tokens),
+    }
+
+
+def describe(info: DatasetInfo) -> dict[str, Any]:
+    """Returns the counts to show after preparation: those of `text_counts` and of each split, as JSON."""
+    shown = ("documents", "sentences", "tokens", "instances")
+    return text_counts(info) | {
+        name: {
+            **{count: getattr(split, count) for count in shown},
+            "random_next_share": round(split.random_next / max(1, split.instances), 4),
+        }
+        for name, split in info.splits.items()
+    }
+
+
+def render_text(counts: Mapping[str, Any]) -> list[str]:
+    """Formats the counts of `text_counts` as lines of a table."""
+    units = ("documents", "sentences", "tokens")
+    rows = {"read": counts["read"]}
+    rows |= {f"dropped: {rule.replace('_', ' ')}": dropped for rule, dropped in counts["dropped"].items()}
+    rows |= {"cut": {"tokens": counts["cut_tokens"]}, "in instances": {"tokens": counts["used_tokens"]}}
+    total = max(1, counts["read"]["tokens"])
+    lines = [" " * 28 + "".join(f"{unit:>16}" for unit in (*units, "share"))]
+    for name, row in rows.items():
+        cells = [f"{row[unit]:,}" if unit in row else "" for unit in units]
+        lines.append(f"{name:<28}" + "".join(f"{cell:>16}" for cell in (*cells, f"{row['tokens'] / total:.1%}")))
+    return lines
+
+
+def render(info: DatasetInfo) -> list[str]:
+    """Formats the counts of a dataset as lines for a terminal."""
+    lines = render_text(text_counts(info))
+    for name, split in info.splits.items():
+        labels = (
+            f", {split.random_next / split.instances:.1%} with a random second segment" if split.random_next else ""
+        )
+        lines.append(f"{name}: {split.documents:,} documents, {split.instances:,} instances{labels}")
+    return lines
+
+
+def warn(info: DatasetInfo, files: Sequence[str]) -> None:
+    """Logs what is unusual about a dataset, each once: text that is lost, the eval split, and the labels of pairs."""
+    has_pairs, total = info.options["pairs"] == "nsp", _sum(info)
+    if has_pairs and total.documents == 1:
+        log.warning(
+            "The corpus is one document: it has no eval split, and random second segments are of the same document. "
+            "Separate documents by blank lines, or pass --pairs none, which needs no documents and holds out lines"
+        )
+    else:
+        _warn_of_eval_split(info, total)
+        if has_pairs:
+            _warn_of_same_document(total)
+    _warn_of_lost_text(info)
+    if has_pairs:
+        if info.options["documents"] == "blank_line":
+            _warn_of_short_documents(files, total)
+        _warn_of_random_pairs(info.splits["train"], info.options["random_next"])
+
+
+def _sum(info: DatasetInfo) -> SplitInfo:
+    """Returns the counts of both splits."""
+    names = ("documents", "sentences", "tokens", "instances", "random_next", "same_document")
+    return SplitInfo(**{name: sum(getattr(split, name) for split in info.splits.values()) for name in names})
+
+
+def _warn_of_eval_split(info: DatasetInfo, total: SplitInfo) -> None:
+    held_out = info.splits["eval"]
+    if not info.options["eval_fraction"] or (total.documents >= _FEWEST_DOCUMENTS and held_out.documents >= 2):
+        return
+    if held_out.documents and info.options["pairs"] == "none":  # its lines are held out
+        return
+    log.warning(
+        "The eval split has %s: of %s documents in the corpus, the filters keep %s, and --eval_fraction=%g of them is "
+        "less than two; provide at least %d documents, or pass --eval_fraction 0",
+        "one document" if held_out.documents else "no document",
+        f"{info.corpus.documents:,}",
+        f"{total.documents:,}",
+        info.options["eval_fraction"],
+        _FEWEST_DOCUMENTS,
+    )
+
+
+def _warn_of_same_document(total: SplitInfo) -> None:
+    if total.same_document > _SAME_DOCUMENT_SHARE * total.random_next:
+        log.warning(
+            "%s of %s random second segments are of the document of the first segment, because its shard has no other "
+            "document, or few; provide more documents, or a larger --bucket_tokens",
+            f"{total.same_document:,}",
+            f"{total.random_next:,}",
+        )
+
+
+def _warn_of_lost_text(info: DatasetInfo) -> None:
+    counts = text_counts(info)
+    if counts["used_share"] >= USED_SHARE:
+        return
+    causes = {"": counts["cut_tokens"], **{rule: lost["tokens"] for rule, lost in counts["dropped"].items()}}
+    rule = max(causes, key=lambda name: causes[name])
+    log.warning(
+        "%.1f%% of the tokens are in no instance, %.1f%% because %s",
+        100 * (1 - counts["used_share"]),
+        100 * causes[rule] / max(1, info.corpus.tokens),
+        f"of --{RULES[rule]}={info.options[RULES[rule]]}; check this limit"
+        if rule
+        else f"pairs longer than --seq_len={info.seq_len} are cut; pass a larger one, --dupe_factor "
+        f"{info.options['dupe_factor'] + 1} or more, whose passes cut others, or --pairs none, which cuts nothing",
+    )
+
+
+def _warn_of_short_documents(files: Sequence[str], total: SplitInfo) -> None:
+    """Logs a warning if splitting plain text at blank lines gave many documents of few sentences."""
+    mean = total.sentences / max(1, total.documents)
+    if total.documents < _DOCUMENTS_PER_FILE * len(files) or mean >= _SHORT_DOCUMENT or not _are_plain_text(files):
+        return
+    log.warning(
+        "%s documents in %s file(s) have %.1f sentences on average: blank lines seem to separate paragraphs, and no "
+        "sentence pair crosses them. If each file is a document, such as a book, pass --documents file; otherwise keep "
+        "blank lines only between documents",
+        f"{total.documents:,}",
+        f"{len(files):,}",
+        mean,
+    )
+
+
+def _warn_of_random_pairs(split: SplitInfo, rule: str) -> None:
+    """Logs a warning if far more pairs of a split have a random second segment than `--random_next` implies."""
+    share = split.random_next / max(1, split.instances)
+    fewest = _FEWEST_RANDOM if share == 1 else _FEWEST_PAIRS
+    if split.instances < fewest or share <= _RANDOM_SHARE[rule]:
+        return
+    log.warning(
+        "%.0f%% of the sentence pairs have a random second segment (expected for --random_next=%s: %s). Documents of "
+        "one sentence have no next sentence, so next-sentence prediction learns little. If each file is a document, "
+        "pass --documents file; for a corpus of single sentences, pass --pairs none",
+        100 * share,
+        rule,
+        "50%" if rule == "paper" else "50-61%",
+    )
+
+
+def _are_plain_text(files: Sequence[str]) -> bool:
+    """Returns True if most of a sample of files are plain text, whose documents only blank lines separate."""
+    sample = files[:: -(-len(files) // _SAMPLED_FILES)]
+    try:
+        found = [not tfds_corpus.is_tfds(path) and text_format(path) == "text" for path in sample]
+    except InputError:  # A file deleted since it was read does not affect the finished dataset.
+        return False
+    return 2 * sum(found) > len(found)

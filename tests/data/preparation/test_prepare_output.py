@@ -1,0 +1,199 @@
+"""The output of preparation is complete or absent: after a kill, a full disk, a broken file or another process."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from etils import epath
+from support import child_processes, helpers
+from support.preparing import SMALL, files, run
+
+from bert_jax.data.corpora import corpus
+from bert_jax.data.dataset import INFO_FILE, PreparedDataset
+from bert_jax.data.preparation import pipeline, shards, sorted_runs
+from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
+from bert_jax.errors import BertJaxError, InputError
+from bert_jax.files import atomic
+
+AS_WHOLE = {"bucket_tokens": 4096, "dupe_factor": 2}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_invalid_file_leaves_nothing(corpus_file, tokenizer, tmp_path, workers, monkeypatch):
+    monkeypatch.setattr(corpus, "SLICE_BYTES", 1)  # each file is a task
+    (tmp_path / "good.txt").write_bytes(corpus_file.read_bytes())
+    (tmp_path / "wrong.txt").write_bytes(b"the ship \xff\xfe")
+    with pytest.raises(InputError, match=r"wrong\.txt"):
+        run([tmp_path / "good.txt", tmp_path / "wrong.txt"], tokenizer, tmp_path / "new" / "data", workers=workers)
+    assert not list((tmp_path / "new").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("where", "after"),
+    [
+        ((sorted_runs, "write_run"), 0),
+        ((shards, "_write_shard"), 3),
+        ((pipeline, "array_bytes"), 0),
+        ((pipeline.provenance, "append"), 0),
+    ],
+)
+def test_a_write_error_leaves_nothing(whole, corpus_file, tokenizer, tmp_path, monkeypatch, where, after):
+    real, calls = getattr(*where), []
+
+    def fail(*arguments):
+        calls.append(1)
+        if len(calls) > after:
+            raise OSError(28, "No space left on device")
+        return real(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*where, fail)
+        with pytest.raises(OSError, match="No space"):
+            run(corpus_file, tokenizer, tmp_path / "data", **AS_WHOLE)
+    assert not list(tmp_path.iterdir())
+    run(corpus_file, tokenizer, tmp_path / "data", **AS_WHOLE)
+    assert files(tmp_path / "data") == files(whole)
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "provenance.json", ".hidden", "train-00000-of-00001.array_record"])
+def test_a_folder_with_a_file_is_refused(name, tokenizer, tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name).write_text("mine")
+    with pytest.raises(InputError, match="--output="):
+        run(tmp_path / "not read", tokenizer, tmp_path / "data")
+    assert {path.name: path.read_text() for path in (tmp_path / "data").iterdir()} == {name: "mine"}
+
+
+def test_an_empty_folder_is_filled(whole, corpus_file, tokenizer, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "data").symlink_to("disk")
+    run(corpus_file, tokenizer, tmp_path / "data", **AS_WHOLE)
+    assert (tmp_path / "data").is_symlink()
+    assert files(tmp_path / "disk") == files(whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "disk"]
+
+
+def test_a_dataset_written_meanwhile_is_kept(whole, corpus_file, tokenizer, tmp_path, monkeypatch):
+    """Another process finishes the dataset while this one works."""
+    build = pipeline.build
+
+    def slow(*arguments):
+        if not (tmp_path / "data").exists():
+            shutil.copytree(whole, tmp_path / "data")
+        return build(*arguments)
+
+    monkeypatch.setattr(pipeline, "build", slow)
+    with pytest.raises(InputError, match=f"--output={tmp_path / 'data'}: "):
+        run(corpus_file, tokenizer, tmp_path / "data", seq_len=32)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    assert files(tmp_path / "data") == files(whole)
+
+
+def test_input_changed_while_read_is_refused(corpus_file, tokenizer, tmp_path, monkeypatch):
+    text = tmp_path / "text.txt"
+    text.write_bytes(corpus_file.read_bytes())
+    read = corpus.read
+
+    def touch(piece, reading):
+        yield from read(piece, reading)
+        text.write_bytes(corpus_file.read_bytes().replace(b"owl", b"cow"))
+
+    monkeypatch.setattr(corpus, "read", touch)
+    with pytest.raises(InputError, match=rf"^{text}: "):
+        run(text, tokenizer, tmp_path / "data")
+
+
+def test_a_fingerprint_tells_files_apart(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one")
+    os.utime(path, (1, 1))
+    before = corpus.fingerprint(str(path))
+    assert corpus.fingerprint(str(path)) == before
+    os.utime(path, (2, 2))
+    assert corpus.fingerprint(str(path)) != before
+    path.write_text("more")
+    os.utime(path, (1, 1))
+    assert corpus.fingerprint(str(path)) != before
+
+
+def test_scratch_elsewhere(whole, corpus_file, tokenizer, tmp_path):
+    options = PrepareOptions(**SMALL, **AS_WHOLE)
+    prepare([str(corpus_file)], tokenizer, str(tmp_path / "data"), options, scratch=str(tmp_path / "scratch"))
+    assert files(tmp_path / "data") == files(whole)
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+# --- A killed process -------------------------------------------------------------------------------------------
+
+
+def test_a_killed_prepare_starts_over(vocabulary_file, tokenizer, tmp_path):
+    """Its workers end with it, and the next call deletes what it left."""
+    (tmp_path / "big.txt").write_text(helpers.make_corpus(documents=6000))
+    folder = tmp_path / "to" / "data"
+    process = child_processes.start(
+        helpers.command(
+            "prepare", "--input", tmp_path / "big.txt", "--vocab", vocabulary_file, "--output", folder,
+            "--sentences", "lines", "--bucket_tokens", 1024, "--workers", 2,
+        ),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("to/*/*.array_record")) and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.01)
+    tasks = Path(f"/proc/{process.pid}/task")
+    if not tasks.exists():
+        pytest.skip("needs /proc")
+    children = [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+    assert len(children) >= 2
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    while any(is_running(child) for child in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(is_running(child) for child in children)
+    (left,) = folder.parent.iterdir()
+    assert left.name.startswith(".data.partial-")
+    with pytest.raises(InputError, match=INFO_FILE):
+        PreparedDataset(str(folder))
+    run(tmp_path / "big.txt", tokenizer, folder, eval_fraction=0.01, bucket_tokens=1 << 20)
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def is_running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+# --- Stores -----------------------------------------------------------------------------------------------------
+
+
+def test_a_dataset_in_a_store(whole, corpus_file, tokenizer, store, tmp_path, monkeypatch):
+    """Its record is uploaded last, so that an unfinished one is no dataset."""
+    folder = epath.Path("gs://bucket/data")
+    options = PrepareOptions(**SMALL, **AS_WHOLE)
+    place = atomic.place
+
+    def fail(source, target):
+        if target.name.startswith("train-00003"):
+            raise BertJaxError("the store failed")
+        place(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(atomic, "place", fail)
+        with pytest.raises(BertJaxError, match="the store failed"):
+            prepare([str(corpus_file)], tokenizer, "gs://bucket/torn", options, scratch=str(tmp_path))
+    assert "torn/tokenizer.json" in store.names()
+    assert f"torn/{INFO_FILE}" not in store.names()
+    with pytest.raises(InputError, match="--output="):
+        prepare([str(corpus_file)], tokenizer, "gs://bucket/torn", options)
+    prepare([str(corpus_file)], tokenizer, str(folder), options, scratch=str(tmp_path))
+    assert not list(tmp_path.iterdir())
+    found = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "provenance.json"}
+    assert found == files(whole)
+    assert f"data/{INFO_FILE}" in [request for request in store.requests if request.startswith("POST")][-1]
+    assert os.listdir(tmp_path) == []
