@@ -4,7 +4,10 @@ import argparse
 import shlex
 from collections.abc import Callable
 
+from bert_jax.files import remote
+
 _quoted = shlex.quote
+_POSITIONS = 512  # of bert_tiny
 
 
 def _vocab(options: argparse.Namespace) -> list[str]:
@@ -13,12 +16,19 @@ def _vocab(options: argparse.Namespace) -> list[str]:
 
 
 def _prepare(options: argparse.Namespace) -> list[str]:
-    nsp = " --config.objective.nsp=False" if options.pairs == "none" else ""
-    place = _quoted(options.output)
-    return [
-        f"bert-jax inspect {place}",
-        f"bert-jax pretrain --config=bert_tiny --workdir=runs/tiny --config.data.path={place}{nsp}",
-    ]
+    return [f"bert-jax inspect {_quoted(options.output)}", _pretrain(options.output)]
+
+
+def _pretrain(data: str) -> str:
+    from bert_jax.data.dataset import DatasetInfo
+
+    info = DatasetInfo.read(remote.parse_path(data))
+    settings = [f"--config.data.path={_quoted(data)}"]
+    if info.options.get("pairs") == "none":
+        settings.append("--config.objective.nsp=False")
+    if info.seq_len > _POSITIONS:
+        settings.append(f"--config.model.max_position_embeddings={info.seq_len}")
+    return f"bert-jax pretrain --config=bert_tiny --workdir=runs/tiny {' '.join(settings)}"
 
 
 def _predict(options: argparse.Namespace) -> list[str]:
@@ -47,7 +57,7 @@ def _import(options: argparse.Namespace) -> list[str]:
 
 
 def _inspect(options: argparse.Namespace) -> list[str]:
-    return [f"bert-jax pretrain --config=bert_tiny --workdir=runs/tiny --config.data.path={_quoted(options.data)}"]
+    return [_pretrain(options.data)]
 
 
 def _compile(options: argparse.Namespace) -> list[str]:

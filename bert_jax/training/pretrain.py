@@ -138,11 +138,12 @@ def _pretrain(run: Run, config: PretrainConfig) -> dict[str, float]:
                 milestones, trace,
             )  # fmt: skip
     checkpointer.wait()
-    place, data = shlex.quote(str(folder)), shlex.quote(str(phases[-1].datasets[0].folder))
+    place = shlex.quote(str(folder))
+    evaluated = [dataset for dataset in phases[-1].datasets if dataset.size("eval")][:1]
     log_result(
         newest_step(folder), config.total_steps, f"eval {key_values(evaluation)}" if evaluation else "",
         [
-            f"evaluate --checkpoint={place} --data={data}",
+            *(f"evaluate --checkpoint={place} --data={shlex.quote(str(dataset.folder))}" for dataset in evaluated),
             f"finetune --config=finetune/glue:TASK --config.init={place} --config.data.path=FOLDER --workdir=WORKDIR",
             f"export --checkpoint={place} --output=FOLDER",
             f"report {place} --output=report.html",

@@ -59,7 +59,7 @@ def test_second_call_writes_what_is_missing(workdir: Path, tmp_path: Path):
         "step0", "step1"
     ]  # fmt: skip
     before = written(tmp_path)
-    (tmp_path / ".step3.partial").mkdir()  # of a call that was killed
+    (tmp_path / ".step3.partial-0123abcd").mkdir()  # of a call that was killed
     revisions = huggingface.export_steps(str(workdir), str(tmp_path), "all")
     assert [(revision.step, revision.is_new) for revision in revisions] == [(0, False), (1, False), (3, True)]
     assert {revision.architecture for revision in revisions} == {"BertForPreTraining"}
