@@ -99,7 +99,9 @@ def test_suggested_commands_parse(journey: Path):
 
 
 @pytest.mark.parametrize("name", NEXT_STEPS)
-def test_next_steps_parse(name: str):
+def test_next_steps_parse(name: str, dataset_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "data").symlink_to(dataset_dir)
+    monkeypatch.chdir(tmp_path)
     for line in NEXT_STEPS[name](cli.parse(shlex.split(COMMAND_HELP[name].examples[0]))):
         program, *words = shlex.split(line)
         assert program in ("bert-jax", "python")

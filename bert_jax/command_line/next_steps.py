@@ -4,8 +4,6 @@ import argparse
 import shlex
 from collections.abc import Callable
 
-from bert_jax.files import remote
-
 _quoted = shlex.quote
 _POSITIONS = 512  # of bert_tiny
 
@@ -21,6 +19,7 @@ def _prepare(options: argparse.Namespace) -> list[str]:
 
 def _pretrain(data: str) -> str:
     from bert_jax.data.dataset import DatasetInfo
+    from bert_jax.files import remote
 
     info = DatasetInfo.read(remote.parse_path(data))
     settings = [f"--config.data.path={_quoted(data)}"]

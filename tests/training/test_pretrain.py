@@ -149,7 +149,7 @@ def test_without_an_eval_split_there_is_no_evaluation(corpus_file: Path, vocabul
         assert pretrain(config, str(tmp_path / "run")) == {}
     assert "eval_batches=0" in caplog.text
     assert f"{tmp_path / 'run' / 'checkpoints' / '2'}" in caplog.text
-    assert helpers.next_commands(caplog.messages) == ["evaluate", "finetune", "export", "report"]
+    assert helpers.next_commands(caplog.messages) == ["finetune", "export", "report"]
     assert all("split" not in row for row in read_metrics(epath.Path(tmp_path / "run")))
 
 
