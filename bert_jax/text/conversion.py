@@ -5,6 +5,7 @@
 
 import json
 import logging
+import re
 import unicodedata
 from collections.abc import Sequence
 from typing import Any
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 VOCABULARY = "vocab.txt"
 SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "sentencepiece.model")
 ADDED_TOKENS = "added_tokens.json"
+_NAMED_TOKEN = re.compile(r"\[.*\]|<.*>")  # such as [MASK] and [unused1]
+_CASED_SHARE = 0.01  # of the pieces; more of them have capitals in a cased vocabulary, also of other units than letters
 
 _UNSUPPORTED_SETTINGS = {  # of BertTokenizer, with the value that `vocab.txt` is read with
     "do_basic_tokenize": True, "tokenize_chinese_chars": True, "never_split": None,
@@ -218,12 +221,11 @@ def _settings(folder: epath.Path) -> dict[str, Any]:
 
 
 def _capital(vocab: Sequence[str]) -> str:
-    """Returns a piece that is a single capital letter, or an empty string."""
-    for piece in vocab:
-        letter = piece.removeprefix(CONTINUATION)
-        if len(letter) == 1 and unicodedata.category(letter) == "Lu" and letter.lower() != letter:
-            return piece
-    return ""
+    """Returns a piece that is a capital letter, or one with capital letters if there are many; else an empty string."""
+    words = [piece for piece in vocab if not _NAMED_TOKEN.fullmatch(piece)]
+    capitals = [word for word in words if word.lower() != word and any(map(str.isupper, word))]
+    letters = [word for word in capitals if len(word.removeprefix(CONTINUATION)) == 1]
+    return next(iter(letters or capitals), "") if letters or len(capitals) > _CASED_SHARE * len(words) else ""
 
 
 def _from_proto(proto: Any) -> Tokenizer:

@@ -1,6 +1,7 @@
 """`vocab --from`: a `vocab.txt` or a SentencePiece model becomes a `tokenizer.json`."""
 
 import io
+import itertools
 import json
 
 import numpy as np
@@ -66,9 +67,12 @@ def test_accents_and_case_of_a_dataset_are_those_of_the_next(folder):
     assert (again.tokenizer.lowercase, again.tokenizer.strip_accents) == (True, False)
 
 
-@pytest.mark.parametrize("case", ["capital", "continuation", "none"])
+@pytest.mark.parametrize("case", ["capital", "continuation", "many", "none"])
 def test_a_vocab_txt_is_cased_if_a_piece_has_a_capital(case, folder):
-    more = {"capital": ["T"], "continuation": ["##Ж"], "none": ["[A]", "Ω\u0301", "第"]}[case]
+    more = {
+        "capital": ["T"], "continuation": ["##Ж"], "none": ["[A]", "Ω\u0301", "第"],
+        "many": ["".join(bases) for bases in itertools.product("ACGT", repeat=3)],
+    }[case]  # fmt: skip
     write_vocab_txt(folder, *more)
     assert run("vocab", "--from", folder / "vocab.txt", "--output", folder / "t.json") == 0
     tokenizer = read_tokenizer(folder / "t.json")
