@@ -34,7 +34,7 @@ VOCABULARY = "vocab.txt"
 SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "sentencepiece.model")
 ADDED_TOKENS = "added_tokens.json"
 _NAMED_TOKEN = re.compile(r"\[.*\]|<.*>")  # such as [MASK] and [unused1]
-_CASED_SHARE = 0.01  # of the pieces; more of them have capitals in a cased vocabulary, also of other units than letters
+_CASED_SHARE = 0.05  # of the pieces; more of them have capitals in a cased vocabulary, also of other units than letters
 
 _UNSUPPORTED_SETTINGS = {  # of BertTokenizer, with the value that `vocab.txt` is read with
     "do_basic_tokenize": True, "tokenize_chinese_chars": True, "never_split": None,
