@@ -17,6 +17,7 @@ from bert_jax.data.corpora.corpus_options import TEXT_FIELD
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.files.text_files import named_format
+from bert_jax.text.tokenizer import FILE, SETTINGS
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,8 @@ _DESCRIBES = re.compile(
     r"|_SUCCESS|_(common_)?metadata|_(committed|started)_.*",  # of Spark
     re.IGNORECASE,
 )
-_OF_DATASET = re.compile(r"(dataset|provenance|tokenizer|tokenizer_config)\.json|.*\.(npy|array_record)")
+_OF_DATASET = re.compile(r"(dataset|provenance)\.json|.*\.(npy|array_record)")
+_OF_TOKENIZER = {FILE, SETTINGS}
 _NAMED = 5  # skipped files in the log
 
 
@@ -133,7 +135,7 @@ def _folders_of(path: str) -> Iterator[str]:
 
 
 def without_own_files(files: Sequence[str], vocabulary: str) -> list[str]:
-    """Drops files that this package wrote: of prepared datasets, and the file or folder `vocabulary`.
+    """Drops files that are no text: of prepared datasets and tokenizers, and the file or folder `vocabulary`.
 
     Raises InputError if no other file is left.
     """
@@ -145,11 +147,11 @@ def without_own_files(files: Sequence[str], vocabulary: str) -> list[str]:
         if _OF_DATASET.fullmatch(name) and folder not in datasets:
             datasets[folder] = _is_dataset(f"{folder or '.'}/dataset.json")
         if (own and own in (os.path.realpath(path), os.path.dirname(os.path.realpath(path)))) or (
-            _OF_DATASET.fullmatch(name) and datasets[folder]
+            name in _OF_TOKENIZER or (_OF_DATASET.fullmatch(name) and datasets[folder])
         ):
             skipped.append(path)
     if skipped:
-        message = f"skipped, because bert-jax wrote them or they are the vocabulary: {_some(skipped)}"
+        message = f"skipped, because they are of a tokenizer or a prepared dataset: {_some(skipped)}"
         if len(skipped) == len(files):
             raise InputError(f"--input={files[0]}: no file with text is left; {message}")
         log.info("--input: %s", message)

@@ -117,6 +117,7 @@ def test_own_files_are_no_input(dataset_dir: Path, tokenizer, tmp_path: Path, ca
     (tmp_path / "dataset.json").write_text('{"text": "the sea ."}')  # not of a prepared dataset
     (tmp_path / "words.txt").write_text("[PAD]\n")
     shutil.copytree(dataset_dir, tmp_path / "earlier")
+    shutil.copy(dataset_dir / "tokenizer.json", tmp_path / "tokenizer.json")
     (tmp_path / "earlier" / "notes.txt").write_text("the moon .")
     vocabulary = str(tmp_path / "words.txt")
     with caplog.at_level(logging.INFO):
