@@ -42,7 +42,7 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
         "config", "configs", "data", "files", "finetuning", "model", "parallel", "runtime", "text", "tracking",
         "training",
     },
-    "command_line": {"config_listing", "data", "text", "__init__"},
+    "command_line": {"config_listing", "data", "files", "text", "__init__"},
     "subcommands": {
         "ahead_of_time", "command_line", "config", "config_listing", "data", "device_check", "files", "finetuning",
         "inference", "interop", "runtime", "studies", "text", "tracking", "training", "__init__",
