@@ -272,13 +272,13 @@ def _make_evaluate(
 class Training:
     """The parts of a run, for a training loop of one's own: data, mesh, model, optimizer and jitted step.
 
+    The batches, the state and the step are those of `pretrain` with the same config, to the bit::
+
         training = bert_jax.Training(bert_jax.load_config("bert_tiny", {"data.path": "data"}))
         state = training.initial_state()
         for step, batch in training.batches():
             state, metrics = training.step(state, batch)
         training.save("runs/own", state)
-
-    The batches, the state and the step are those of `pretrain` with the same config, to the bit.
 
     Attributes:
       config: the run's config, with inferred values filled in.
