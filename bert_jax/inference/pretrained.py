@@ -22,7 +22,7 @@ from bert_jax.model import BertConfig, BertForPreTraining
 from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask
 from bert_jax.text.sequences import EncodedSequence, pad_sequences
-from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.tokenizer import ROLES, Tokenizer
 from bert_jax.training.checkpoints import Checkpoint
 
 
@@ -240,11 +240,12 @@ def check_text(text: str) -> None:
         raise InputError(f"text {text!r}: expected valid UTF-8; convert it") from error
 
 
-def check_mask(text: str) -> None:
-    """Raises InputError if `text` has no [MASK], or is not UTF-8."""
+def check_mask(text: str, tokenizer: Tokenizer) -> None:
+    """Raises InputError if `text` has no mask token of the tokenizer, or is not UTF-8."""
     check_text(text)
-    if "[MASK]" not in text:
-        raise InputError(f"[MASK] not found in {text!r}; write it in place of the word to predict")
+    mask = tokenizer.special_tokens[ROLES.index("mask")]
+    if mask not in text:
+        raise InputError(f"{mask} not found in {text!r}; write it in place of the word to predict")
 
 
 def fill_mask(pretrained: PreTrained | FineTuned, text: str, top: int = 5) -> list[list[Filling]]:
@@ -253,7 +254,7 @@ def fill_mask(pretrained: PreTrained | FineTuned, text: str, top: int = 5) -> li
     Each mask is filled independently, and the other masks are kept. InputError if there is no [MASK], or no mlm_head.
     """
     tokenizer = pretrained.tokenizer
-    check_mask(text)
+    check_mask(text, tokenizer)
     if isinstance(pretrained, FineTuned):
         raise InputError(
             "fill-mask requires an mlm_head, which a fine-tuned checkpoint lacks; use a pre-trained checkpoint"

@@ -188,7 +188,9 @@ def _export(
     with whole_folder(folder, last=CONFIG) as partial:
         longest = checkpoint.task["max_seq_len"] if checkpoint.task is not None else config.max_position_embeddings
         tokenizer.save(partial, model_max_length=longest)
-        if tokenizer.kind == "wordpiece":  # for BertTokenizer of version 4, and for other programs
+        if (
+            tokenizer.kind == "wordpiece" and "" not in tokenizer.vocab
+        ):  # for BertTokenizer of version 4, and for other programs
             (partial / VOCABULARY).write_text("".join(f"{piece}\n" for piece in tokenizer.vocab), encoding="utf-8")
         (partial / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
         count = sum(value.size for value in weights.values())

@@ -21,7 +21,14 @@ from bert_jax.interop.weight_files import INDEX, PICKLE, PICKLE_INDEX, WHOLE
 from bert_jax.model.bert import Parameters
 from bert_jax.text.conversion import open_folder
 from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer, read_tokenizer
-from bert_jax.training.checkpoints import Checkpoint, DamagedError, check_place, open_checkpoint, save_parameters
+from bert_jax.training.checkpoints import (
+    FOLDER,
+    Checkpoint,
+    DamagedError,
+    check_place,
+    open_checkpoint,
+    save_parameters,
+)
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +80,8 @@ def open_tokenizer(location: str) -> Tokenizer:
         raise InputError(
             f"{location}: expected a {FILE}; convert it with `bert-jax vocab --from {location} --output {FILE}`"
         )
-    if remote.exists(path / FILE):
-        return read_tokenizer(path / FILE)
-    if remote.exists(path / CONFIG) or remote.exists(path / SETTINGS):
+    is_workdir = remote.exists(path / FOLDER)  # which has a config.json of another kind
+    if not is_workdir and any(remote.exists(path / name) for name in (FILE, CONFIG, SETTINGS)):
         with _on_this_machine(location) as here:
             return open_folder(here)
     try:

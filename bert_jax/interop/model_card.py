@@ -148,7 +148,7 @@ def _longest(checkpoint: Checkpoint) -> int:
 def _usage(checkpoint: Checkpoint, architecture: str, pipeline: str | None) -> str:
     if pipeline in _CALLS:
         load = f'from transformers import pipeline\n\nmodel = pipeline("{pipeline}", model="FOLDER")'
-        code = f"{load}\n{_CALLS[pipeline]}"
+        code = f"{load}\n{_CALLS[pipeline].replace('[MASK]', checkpoint.tokenizer.special_tokens[4])}"
     else:
         code = f'from transformers import {architecture}\n\nmodel = {architecture}.from_pretrained("FOLDER")'
     note = ""

@@ -53,11 +53,13 @@ def run_predict(options: argparse.Namespace) -> None:
 
 def run_fill_mask(options: argparse.Namespace) -> None:
     """Runs `bert-jax fill-mask`."""
-    from bert_jax.inference.pretrained import check_mask, fill_mask, load
+    from bert_jax.inference.pretrained import check_mask, check_text, fill_mask, load
 
     for text in options.text:
-        check_mask(text)
+        check_text(text)
     pretrained = load(options.checkpoint)
+    for text in options.text:
+        check_mask(text, pretrained.tokenizer)
     if options.json:
         found = [{"text": text, "masks": fill_mask(pretrained, text, options.top)} for text in options.text]
         print(json.dumps({"texts": found}, indent=2, ensure_ascii=False, default=dataclasses.asdict))

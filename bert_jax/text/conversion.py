@@ -18,15 +18,9 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.text import sentencepiece_proto
+from bert_jax.text.bert_rules import LIBRARY, PRETOKENIZED, REFERENCE
 from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer, read_tokenizer
-from bert_jax.text.wordpiece import (
-    CONTINUATION,
-    LIBRARY,
-    LIBRARY_MAX_WORD_CHARACTERS,
-    PRETOKENIZED,
-    REFERENCE,
-    wordpiece_tokenizer,
-)  # fmt: skip
+from bert_jax.text.wordpiece import CONTINUATION, LIBRARY_MAX_WORD_CHARACTERS, wordpiece_tokenizer  # fmt: skip
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +83,16 @@ def open_folder(folder: epath.Path, *, lowercase: bool | None = None) -> Tokeniz
             raise InputError(
                 f"{folder}: contradictory case: {FILE} has lowercase={json.dumps(tokenizer.lowercase)}, and "
                 f"{json.dumps(stated)} is expected by do_lower_case in {SETTINGS} or by the option; correct one of them"
+            )
+        accents = settings.get("strip_accents")
+        if tokenizer.kind == "wordpiece" and isinstance(accents, bool) and accents != tokenizer.strip_accents:
+            raise InputError(
+                f"{folder}: contradictory strip_accents: {json.dumps(accents)} in {SETTINGS}, and "
+                f"{json.dumps(tokenizer.strip_accents)} in {FILE}; correct one of them"
+            )
+        if unknown := [token for token in _added_tokens(settings) if token not in tokenizer.vocab]:
+            raise InputError(
+                f"{folder}: {unknown[0]!r} is an added token in {SETTINGS}, and not in {FILE}; add it there"
             )
         return tokenizer
     if (folder / VOCABULARY).exists():
@@ -177,8 +181,7 @@ def _bert_tokenizer(folder: epath.Path, settings: dict[str, Any], lowercase: boo
             f"{folder / SETTINGS}: tokenizer_class={settings['tokenizer_class']!r}: expected BertTokenizer, or a {FILE}"
         )
     vocab = read_vocab_file(folder / VOCABULARY)
-    listed = settings.get("added_tokens_decoder") or {}
-    added = [token.get("content") for token in listed.values() if isinstance(token, dict)]
+    added = _added_tokens(settings)
     if (folder / ADDED_TOKENS).exists():
         added += json.loads(atomic.read_whole(folder / ADDED_TOKENS))
     if unknown := [token for token in added if token not in {*vocab}]:
@@ -196,6 +199,11 @@ def _bert_tokenizer(folder: epath.Path, settings: dict[str, Any], lowercase: boo
         folder / VOCABULARY, vocab, stated, strip_accents=settings.get("strip_accents"), text=LIBRARY,
         max_word_characters=LIBRARY_MAX_WORD_CHARACTERS,
     )  # fmt: skip
+
+
+def _added_tokens(settings: dict[str, Any]) -> list[Any]:
+    listed = settings.get("added_tokens_decoder") or {}
+    return [token.get("content") for token in listed.values() if isinstance(token, dict)]
 
 
 def _check_same_vocabulary(folder: epath.Path, tokenizer: Tokenizer) -> None:

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from tokenizers import decoders
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
+from bert_jax.text import bert_rules
 
 FILE, SETTINGS, SPECIAL_TOKENS_MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 """Names of files in a folder of `transformers`; the latter two state the special tokens."""
@@ -39,6 +41,8 @@ _WITHOUT_SPACES = (  # scripts, by the beginning of a character's Unicode name
     "BALINESE", "TAI LE", "TAI THAM", "NEW TAI LUE", "TAI VIET", "YI SYLLABLE", "TANGUT", "NUSHU",
 )  # fmt: skip
 _DAMAGED = "\ufffd"  # decoded from a part of a character's bytes
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a piece for a byte of a character without a piece
+_UNWRITTEN = "\U0010fffd"  # a private character that no text has
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -82,13 +86,12 @@ class Tokenizer:
             pieces[index] = piece
         self.vocab = tuple(pieces)
         self._ids = ids
-        self._plain = _build(_without_special_tokens(self.content, self.special_tokens))
+        hidden = {name: f"{name} {_UNWRITTEN}" for name in self.special_tokens}
+        self._plain = _build(_renamed(self.content, hidden), {hidden.get(piece, piece): ids[piece] for piece in ids})
         self.kind = _kind(self.content)
         normalizer = self._plain.normalizer
-        self.lowercase, self.strip_accents = (
-            normalizer is not None and plain in normalizer.normalize_str(text)
-            for text, plain in (("A", "a"), ("é", "e"))
-        )
+        letter, accented = (normalizer.normalize_str(text) if normalizer else text for text in ("A", "é"))
+        self.lowercase, self.strip_accents = "a" in letter, "e" in accented and "\u0301" not in accented
         begin, inside = self.encode_batch(["a", " a"])
         self.word_prefix = "" if begin == inside else " "
 
@@ -119,31 +122,30 @@ class Tokenizer:
         """True if words are split at white space alone."""
         return (self.content["pre_tokenizer"] or {}).get("type") == "WhitespaceSplit"
 
+    @property
+    def follows_bert(self) -> bool:
+        """True for WordPiece with BERT's rules for text, see `bert_rules.py`, and no tokens besides the pieces."""
+        return bert_rules.follows_bert(self.content) and self._added == {*self.special_tokens}
+
     @functools.cached_property
     def sha256(self) -> str:
         """Hash that is equal if ids have the same meaning.
 
-        For WordPiece it is that of the pieces, of case and accents, and of splitting at white space alone. It is the
-        same for both sets of rules that text is cleaned by, which differ on rare characters; see `wordpiece.py`.
+        With BERT's rules it is that of the pieces, of case and accents, and of splitting at white space alone. It is
+        the same for the reference's and the library's, which differ on rare characters.
         """
-        value: Any = {part: self.content[part] for part in ("normalizer", "pre_tokenizer", "model")}
-        if self.kind == "wordpiece":
+        value: Any = {part: self.content[part] for part in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
+        if self.follows_bert:
             value = [self.vocab, self.lowercase, self.strip_accents, self.is_pretokenized]
         return hashlib.sha256(json.dumps([value, self.special_tokens], sort_keys=True).encode()).hexdigest()
 
     @functools.cached_property
     def _full(self) -> tokenizers.Tokenizer:
         """The tokenizer that recognizes special tokens in text, which `_plain` does not."""
-        full = _build(self.content)
+        full = _build(self.content, self._ids)
         if self.kind == "wordpiece":  # without it, the library joins punctuation marks to words
             full.decoder = decoders.WordPiece(self.content["model"]["continuing_subword_prefix"], cleanup=False)
         return full
-
-    @property
-    def encodes_words(self) -> bool:
-        """True if the ids of a text are those of its words, split at U+0020, one after the other."""
-        types = {step["type"] for step in _steps(self.content["pre_tokenizer"])}
-        return self.kind == "wordpiece" or (self.kind in ("unigram", "bpe") and "Metaspace" in types)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of each text, without [CLS] and [SEP]. A literal "[SEP]" or "[MASK]" is ordinary text."""
@@ -196,7 +198,7 @@ class Tokenizer:
 
     def is_attached(self, index: int) -> bool:
         """Returns whether a piece is written without a space before it, such as `##ing`."""
-        if self.kind == "wordpiece":
+        if self._prefix:
             return not self._word_bounds[0][index]
         return not self._surface(index).startswith(" ") and self.vocab[index] not in self.special_tokens
 
@@ -214,15 +216,22 @@ class Tokenizer:
 
     @functools.cached_property
     def _word_bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Bool [V] twice: the pieces that begin a word, and those after which a word begins."""
+        """Bool [V] twice: the pieces that begin a word, and those after which a word begins.
+
+        Pieces without any mark of words are words of their own.
+        """
         begins, ends = np.ones((2, self.vocab_size), bool)
-        if self.kind == "wordpiece":
-            prefix = self.content["model"]["continuing_subword_prefix"]
-            return np.array([not piece.startswith(prefix) for piece in self.vocab]), ~begins
-        for index, piece in enumerate(self.vocab):
+        if self._prefix:
+            return np.array([not piece.startswith(self._prefix) for piece in self.vocab]), ~begins
+        if suffix := self.content["model"].get("end_of_word_suffix"):
+            last = np.array([piece.endswith(suffix) or piece in self._added for piece in self.vocab])
+            return np.array([piece in self._added for piece in self.vocab]), last
+        surfaces = [self._surface(index) for index in range(self.vocab_size)]
+        if self.kind in ("wordpiece", "wordlevel") or not any(text.startswith(" ") for text in surfaces):
+            return begins, ends
+        for index, (piece, text) in enumerate(zip(self.vocab, surfaces, strict=True)):
             if piece in self.special_tokens:
                 continue
-            text = self._surface(index)
             word = text.removeprefix(" ")
             begins[index] = text.startswith(" ") or (bool(word) and not _joins(word[0], piece))
             ends[index] = bool(word) and not _joins(word[-1])
@@ -234,9 +243,22 @@ class Tokenizer:
         if self.kind == "byte_bpe" and piece not in self._added:
             decoded: str = decoders.ByteLevel().decode([piece])
             return decoded
-        if self.kind == "wordpiece":
-            return piece.removeprefix(self.content["model"]["continuing_subword_prefix"])
-        return piece.replace(_SPACE, " ")
+        if self._prefix:
+            return piece.removeprefix(self._prefix)
+        if _BYTE.fullmatch(piece):
+            return _DAMAGED
+        return piece.replace(self._space, " ")
+
+    @property
+    def _prefix(self) -> str:
+        """The mark of pieces that continue a word; empty if there is none."""
+        return self.content["model"].get("continuing_subword_prefix") or ""
+
+    @property
+    def _space(self) -> str:
+        """The character in which pieces of Unigram and BPE have the space before them."""
+        marks = [step["replacement"] for step in _steps(self.content["pre_tokenizer"]) if step["type"] == "Metaspace"]
+        return marks[0] if marks else _SPACE
 
     @functools.cached_property
     def _added(self) -> set[str]:
@@ -387,25 +409,42 @@ def _with_roles(content: Mapping[str, Any], ids: Mapping[str, int], special_toke
     }  # fmt: skip
 
 
-def _without_special_tokens(content: Mapping[str, Any], special_tokens: Sequence[str]) -> dict[str, Any]:
-    """Returns the content of a tokenizer for which the names of special tokens are ordinary text."""
+def _renamed(content: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the content of a tokenizer whose special tokens have other `names`: the old ones are ordinary text."""
     model = dict(content["model"])
-    hidden = {name: f"{name} " for name in special_tokens if name != model.get("unk_token")}  # no word has a space
     if isinstance(model["vocab"], dict):
-        model["vocab"] = {hidden.get(piece, piece): index for piece, index in model["vocab"].items()}
+        model["vocab"] = {names.get(piece, piece): index for piece, index in model["vocab"].items()}
     else:
-        model["vocab"] = [(hidden.get(piece, piece), score) for piece, score in model["vocab"]]
-    added = [token for token in content["added_tokens"] if not token.get("special")]
+        model["vocab"] = [(names.get(piece, piece), score) for piece, score in model["vocab"]]
+    if model.get("unk_token"):
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    if "merges" in model:
+        pairs = (pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model["merges"])
+        model["merges"] = [list(pair) for pair in pairs if "".join(pair) not in names]
+    added = [{**token, "content": names.get(token["content"], token["content"])} for token in content["added_tokens"]]
     return {**content, "added_tokens": added, "post_processor": None, "model": model}
 
 
-def _build(content: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def _build(content: Mapping[str, Any], ids: Mapping[str, int]) -> tokenizers.Tokenizer:
+    """Builds the library's tokenizer, without dropout of merges. InputError for other ids there, or an invalid file."""
+    model = content["model"]
+    if model["type"] in ("WordPiece", "WordLevel") and model.get("unk_token", "[UNK]") not in model["vocab"]:
+        raise InputError(f"model.unk_token={model.get('unk_token')!r:.60}: expected one of model.vocab")
+    if model["type"] == "Unigram" and model.get("unk_id") is None:
+        raise InputError("model.unk_id=null: expected the id of the unknown token")
     try:
-        built = tokenizers.Tokenizer.from_str(json.dumps(content))
-        built.encode("a")
-        return built
+        built = tokenizers.Tokenizer.from_str(json.dumps({**content, "model": {**model, **_without_dropout(model)}}))
+        found = built.get_vocab(with_added_tokens=True)
     except Exception as error:  # the library raises no other class
         raise InputError(f"the library `tokenizers` refuses the file: {error!s:.200}") from error
+    if differing := [piece for piece in ids if found.get(piece) != ids[piece]]:
+        piece = differing[0]
+        raise InputError(f"added_tokens: {piece!r} has id {ids[piece]}, and {found.get(piece)} in the library")
+    return built
+
+
+def _without_dropout(model: Mapping[str, Any]) -> dict[str, None]:
+    return {"dropout": None} if "dropout" in model else {}
 
 
 def _offsets(text: str, found: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -431,7 +470,8 @@ def _joins(character: str, piece: str = "") -> bool:
     is most likely one without spaces.
     """
     if character == _DAMAGED:
-        data = bytes(_bytes_of_pieces().get(one, 0) for one in piece)
+        byte = _BYTE.fullmatch(piece)
+        data = bytes.fromhex(byte[1]) if byte else bytes(_bytes_of_pieces().get(one, 0) for one in piece)
         length = 4 if data[:1] >= b"\xf0" else 3 if data[:1] >= b"\xe0" else 2
         if len(data) < 2:
             return not (b"\xe2" <= data < b"\xea" or data >= b"\xf0")

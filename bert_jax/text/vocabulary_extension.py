@@ -16,13 +16,13 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tokenizers
 
 from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.vocabulary_training import count_words
-from bert_jax.text.wordpiece import CONTINUATION
 
 log = logging.getLogger(__name__)
 
@@ -126,11 +126,14 @@ def extend_vocabulary(tokenizer: Tokenizer, words: Sequence[str], *, replace_unu
         for slot, word in zip(slots, words, strict=False):
             pieces[slot] = word
         rest = rest[len(slots) :]
+    if "" in pieces:
+        raise InputError("the vocabulary has ids without a piece; only one without gaps can be extended")
     vocab = {piece: index for index, piece in enumerate([*pieces, *rest])}
     if len(vocab) < len(pieces) + len(rest):
         raise InputError(f"{next(word for word in words if word in tokenizer.vocab)!r} is a piece already")
     model = {**tokenizer.content["model"], "vocab": vocab}
-    return Tokenizer({**tokenizer.content, "model": model}, tokenizer.special_tokens)
+    added = [token for token in tokenizer.content["added_tokens"] if token["content"] in vocab]
+    return Tokenizer({**tokenizer.content, "model": model, "added_tokens": added}, tokenizer.special_tokens)
 
 
 def find_extension(old: Tokenizer, new: Tokenizer) -> Extension | None:
@@ -141,22 +144,32 @@ def find_extension(old: Tokenizer, new: Tokenizer) -> Extension | None:
     """
     if new.sha256 == old.sha256:
         return Extension((), ())
-    if {old.kind, new.kind} != {"wordpiece"}:
+    if {old.kind, new.kind} != {"wordpiece"} or new.vocab_size < old.vocab_size:
         return None
-    rules = [(one.lowercase, one.strip_accents, one.is_pretokenized) for one in (old, new)]
-    if rules[0] != rules[1] or new.vocab_size < old.vocab_size:
+    if _rules(old) != _rules(new):
         return None
     replaced = [index for index, piece in enumerate(old.vocab) if piece != new.vocab[index]]
     if not all(UNUSED.fullmatch(old.vocab[index]) for index in replaced):
         return None
     known = {piece: index for index, piece in enumerate(old.vocab)}
     ids = (*replaced, *range(old.vocab_size, new.vocab_size))
-    return Extension(ids, tuple(tuple(_split(new.vocab[index], known) or [old.unk_id]) for index in ids))
+    mark = new.content["model"]["continuing_subword_prefix"]
+    return Extension(ids, tuple(tuple(_split(new.vocab[index], known, mark) or [old.unk_id]) for index in ids))
 
 
-def _split(piece: str, known: Mapping[str, int]) -> list[int]:
-    """Splits a piece into the longest matching old ones, as WordPiece does; empty without a match."""
-    prefix = CONTINUATION if piece.startswith(CONTINUATION) and piece != CONTINUATION else ""
+def _rules(tokenizer: Tokenizer) -> tuple[Any, ...]:
+    """Returns what decides which words of a text are split; the reference's and the library's rules are one."""
+    if tokenizer.follows_bert:
+        return tokenizer.lowercase, tokenizer.strip_accents, tokenizer.is_pretokenized
+    return tuple(tokenizer.content[part] for part in ("normalizer", "pre_tokenizer"))
+
+
+def _split(piece: str, known: Mapping[str, int], mark: str) -> list[int]:
+    """Splits a piece into the longest matching old ones, as WordPiece does; empty without a match.
+
+    Pieces that continue a word begin with `mark`.
+    """
+    prefix = mark if piece.startswith(mark) and piece != mark else ""
     rest = piece.removeprefix(prefix)
     found: list[int] = []
     while rest:
@@ -164,5 +177,5 @@ def _split(piece: str, known: Mapping[str, int]) -> list[int]:
         if not end:
             return []
         found.append(known[prefix + rest[:end]])
-        rest, prefix = rest[end:], CONTINUATION
+        rest, prefix = rest[end:], mark
     return found

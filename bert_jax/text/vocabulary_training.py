@@ -19,7 +19,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from bert_jax.errors import InputError
-from bert_jax.text import wordpiece
+from bert_jax.text import bert_rules
 from bert_jax.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 from bert_jax.text.unigram_training import train_unigram
 from bert_jax.text.vocabulary_options import VocabularyOptions
@@ -80,9 +80,9 @@ def _steps_of_kind(options: VocabularyOptions) -> tokenizers.Tokenizer:
     lowercase, strip_accents = not options.cased, options.strip_accents
     fast = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 1}, unk_token="[UNK]"))
     if options.kind == "wordpiece":
-        text = wordpiece.PRETOKENIZED if options.pretokenized else wordpiece.REFERENCE
-        fast.normalizer = wordpiece.normalizer(lowercase, None if strip_accents == lowercase else strip_accents, text)
-        fast.pre_tokenizer = wordpiece.pre_tokenizer(text)
+        text = bert_rules.PRETOKENIZED if options.pretokenized else bert_rules.REFERENCE
+        fast.normalizer = bert_rules.normalizer(lowercase, None if strip_accents == lowercase else strip_accents, text)
+        fast.pre_tokenizer = bert_rules.pre_tokenizer(text)
         fast.decoder = decoders.WordPiece(prefix=CONTINUATION)
         return fast
     case: list[normalizers.Normalizer] = [normalizers.Lowercase()] if lowercase else []
@@ -99,6 +99,15 @@ def _steps_of_kind(options: VocabularyOptions) -> tokenizers.Tokenizer:
     fast.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=True)
     fast.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="first", split=True)
     return fast
+
+
+def follows_training(tokenizer: Tokenizer) -> bool:
+    """Returns True for a tokenizer with the steps of Unigram or BPE here, and no tokens besides the pieces."""
+    if tokenizer.kind not in ("unigram", "bpe") or len(tokenizer.content["added_tokens"]) > len(SPECIAL_TOKENS):
+        return False
+    rules = {"cased": not tokenizer.lowercase, "keep_accents": not tokenizer.strip_accents}
+    expected = json.loads(_steps_of_kind(VocabularyOptions(kind=tokenizer.kind, **rules)).to_str())
+    return all(tokenizer.content[part] == expected[part] for part in ("normalizer", "pre_tokenizer"))
 
 
 def _drop(characters: str) -> list[normalizers.Normalizer]:

@@ -1,8 +1,9 @@
 """Memoizes tokenization by word, at several times the speed of the tokenizer.
 
-Most tokenizers tokenize each word independently, so the ids of a text are the concatenated ids of its words, and few
-distinct words make up most of any text. Texts are split at U+0020, and around ASCII punctuation if the tokenizer does
-so: it handles all other word boundaries. Texts of other tokenizers, such as byte-level BPE, are not split.
+BERT's tokenizer and those that `bert-jax vocab` trains, but for byte-level BPE, tokenize each word independently. The
+ids of a text are then the concatenated ids of its words, and few distinct words make up most of any text. Texts are
+split at U+0020, and around ASCII punctuation if the tokenizer does so: it handles all other word boundaries. Texts of
+any other tokenizer are not split.
 """
 
 import functools
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bert_jax.text.tokenizer import Tokenizer, token_dtype
+from bert_jax.text.vocabulary_training import follows_training
 
 CAPACITY = 1 << 20
 """Maximum number of cached words, some 200 MB. A full cache is cleared."""
@@ -30,6 +32,7 @@ class WordCache:
         self.tokenizer = tokenizer
         self.dtype = token_dtype(tokenizer.vocab_size)
         self._split = _at_punctuation if _isolates_punctuation(tokenizer) else _at_spaces
+        self._encodes_words = tokenizer.follows_bert or follows_training(tokenizer)
         self._ids: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
@@ -38,7 +41,7 @@ class WordCache:
 
         The ids equal those of `Tokenizer.encode_words`.
         """
-        if not self.tokenizer.encodes_words:
+        if not self._encodes_words:
             return [np.array(ids, self.dtype).tobytes() for ids in self.tokenizer.encode_words(texts)]
         split = list(map(self._split, texts))
         with self._lock:

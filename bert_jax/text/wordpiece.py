@@ -1,31 +1,13 @@
-"""BERT's WordPiece tokenization as a `tokenizer.json`.
-
-Text is cleaned (control characters dropped) and CJK characters are separated. For an uncased vocabulary, text is
-lower-cased, and its accents are stripped unless `TokenizerRules.strip_accents` is False. Words are split at white space
-and punctuation. Each word is split greedily into the longest matching pieces of the vocabulary, those after the first
-with `##`. A word without a match, or longer than 200 characters, is [UNK]. See `tokenization.py` of
-google-research/bert.
-
-The library's own BertNormalizer and BertPreTokenizer differ from that code on 138,000 code points. They drop private
-characters, do not support final sigma, do not treat U+2B820 to U+2B91F as CJK, and use Unicode data for accents and
-punctuation that is some ten years old. Three regular expressions fix that at no measurable cost.
-tests/text/test_every_code_point.py compares every code point with a Python port of that code. Remaining differences:
-
-  U+166D            punctuation, as until Unicode 11
-  U+111C9           punctuation if cased, as until Unicode 10; an accent now
-  U+1734            stripped as an accent if uncased, as until Unicode 13
-  U+11938           not decomposed into two if uncased, as it is since Unicode 13
-  final sigma       not detected after two signs such as `'` and `.`, and beside U+1171E, an accent until Unicode 15
-  newer characters  the library supports Unicode 16, the reference the version of its Python
-"""
+"""WordPiece vocabularies as tokenizers, with BERT's rules for text."""
 
 import json
 from collections.abc import Sequence
 
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
+from tokenizers import decoders, models
 
 from bert_jax.errors import InputError
+from bert_jax.text.bert_rules import REFERENCE, normalizer, pre_tokenizer
 from bert_jax.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 CONTINUATION = "##"
@@ -33,56 +15,6 @@ MAX_WORD_CHARACTERS = 200
 """Maximum length of a word; longer ones are [UNK]. (The library's default is 100.)"""
 
 LIBRARY_MAX_WORD_CHARACTERS = 100
-
-REFERENCE, LIBRARY, PRETOKENIZED = "reference", "library", "pretokenized"
-"""Rules for cleaning and splitting text: as `tokenization.py` of google-research/bert; as BertNormalizer and
-BertPreTokenizer of `tokenizers` (the module's docstring lists the differences); or for text with white space between
-the words, which is neither cleaned nor split further."""
-
-# Portable syntax only: readers of a tokenizer.json may use another regular expression engine.
-_DROPPED = r"\u0000-\u0008\u000B\u000C\u000E-\u001F\u007F-\u009F\uFFFD\p{Cf}"
-_IGNORED = r"\p{Case_Ignorable}"
-_FINAL_SIGMA = (  # As in Unicode's SpecialCasing: after a cased letter, not before one; ignorables are skipped.
-    rf"(?:(?<=\p{{Cased}})(?<!{_IGNORED})|(?<=\p{{Cased}}{_IGNORED})(?<!{_IGNORED}{_IGNORED}))"
-    rf"Σ(?!{_IGNORED}*(?!{_IGNORED})\p{{Cased}})"
-)
-# BertPreTokenizer, which is faster, splits at punctuation below U+061D and in U+2010 to U+2E42.
-_SPLIT = r"[^\P{P}\u0000-\u061C\u2010-\u2E42]" + "|[\U0002b820-\U0002b91f]"
-
-
-def normalizer(lowercase: bool, strip_accents: bool | None = None, text: str = REFERENCE) -> normalizers.Normalizer:
-    """Returns the step that cleans text, lower-cases it and strips its accents.
-
-    With the reference's rules it keeps white space: `pre_tokenizer` splits at any of it. `strip_accents` None follows
-    `lowercase`.
-    """
-    bert = normalizers.BertNormalizer(
-        clean_text=text == LIBRARY,
-        handle_chinese_chars=text != PRETOKENIZED,
-        strip_accents=strip_accents,  # None, the default, follows `lowercase`: tokenizer.json of a BERT has null.
-        lowercase=lowercase,
-    )
-    if text == LIBRARY:
-        return bert
-    steps: list[normalizers.Normalizer] = []
-    dropped = _DROPPED if text == REFERENCE else ""
-    if lowercase if strip_accents is None else strip_accents:
-        dropped += r"\p{Mn}"  # For those unknown to the library; it strips the others itself, after NFD.
-    if dropped:
-        steps.append(normalizers.Replace(Regex(f"[{dropped}]"), ""))
-    if lowercase:
-        steps.append(normalizers.Replace(Regex(_FINAL_SIGMA), "ς"))
-    return normalizers.Sequence([*steps, bert])
-
-
-def pre_tokenizer(text: str = REFERENCE) -> pre_tokenizers.PreTokenizer:
-    """Returns the step that splits normalized text into words."""
-    if text == PRETOKENIZED:
-        return pre_tokenizers.WhitespaceSplit()
-    if text == LIBRARY:
-        return pre_tokenizers.BertPreTokenizer()
-    late = pre_tokenizers.Split(Regex(_SPLIT), "isolated")
-    return pre_tokenizers.Sequence([late, pre_tokenizers.BertPreTokenizer()])
 
 
 def wordpiece_tokenizer(
@@ -99,7 +31,7 @@ def wordpiece_tokenizer(
       vocab: the pieces; those that continue a word begin with `##`.
       lowercase: whether text is lower-cased.
       strip_accents: whether accents are stripped; None if they are where text is lower-cased.
-      text: one of `REFERENCE`, `LIBRARY` and `PRETOKENIZED`.
+      text: one of `REFERENCE`, `LIBRARY` and `PRETOKENIZED` of `bert_rules.py`.
       max_word_characters: longer words are [UNK].
 
     Raises:

@@ -1,5 +1,6 @@
 """Tokenizer of a checkpoint, an export or a folder of transformers, for `prepare --vocab` and `vocab --extend`."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,17 @@ def prepare(corpus: Path, vocabulary: Path, output: Path, *more: object) -> int:
     return cli.main([str(word) for word in words])
 
 
-@pytest.mark.parametrize("kind", ["transformers", "imported", "export"])
+@pytest.mark.parametrize("kind", ["transformers", "imported", "workdir", "export"])
 def test_prepare_takes_the_tokenizer_of_a_folder(kind: str, folder: Path, corpus_file: Path, tmp_path: Path):
     (folder / "vocab.txt").unlink()
     place = folder
     if kind != "transformers":
         place = tmp_path / "imported"
         assert cli.main(["import", "--source", str(folder), "--output", str(place)]) == 0
+    if kind == "workdir":
+        shutil.copytree(place, tmp_path / "workdir" / "checkpoints" / "7")
+        place = tmp_path / "workdir"
+        (place / "config.json").write_text("{}")
     if kind == "export":
         huggingface.export(open_checkpoint(str(place)), str(tmp_path / "export"))
         place = tmp_path / "export"

@@ -19,10 +19,10 @@ from support.reference_tokenizer import is_chinese, tokenize, words
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models
 
+from bert_jax.text.bert_rules import normalizer, pre_tokenizer
 from bert_jax.text.conversion import convert_vocabulary
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.vocabulary_training import count_words
-from bert_jax.text.wordpiece import normalizer, pre_tokenizer
 
 EVERYTHING = [*range(0xD800), *range(0xE000, 0x110000)]  # but surrogates, which are no characters
 SCRIPTS = [p for p in EVERYTHING if p < 0x20000 or 0xE0000 <= p < 0xE1000]

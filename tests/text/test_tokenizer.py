@@ -20,6 +20,7 @@ from bert_jax.text.tokenizer import SPECIAL_TOKENS, Tokenizer, read_tokenizer
 from bert_jax.text.vocabulary_options import KINDS, VocabularyOptions
 from bert_jax.text.vocabulary_training import train_vocabulary
 from bert_jax.text.word_cache import WordCache
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 
 OWN_TEXT = [
     "The old ship sees a wave near the harbour, and the little gull fears it.",
@@ -190,6 +191,93 @@ def test_ids_in_sentencepiece_on_two_megabytes_of_ten_languages(normalization: s
     assert len(differ) < 2e-3 * len(words)
 
 
+def _made(folder):
+    folder.mkdir()
+    return folder
+
+
+def test_added_tokens_keep_their_ids_and_are_matched_in_words(tmp_path):
+    """Special tokens that are no pieces of the model, and a plain added token after them."""
+    transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
+    wordpiece_tokenizer([*SPECIAL_TOKENS, "the", "co", "##vid", "-", "19", "c", "+"], True).save(_made(tmp_path / "a"))
+    theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "a"))
+    theirs.add_special_tokens({"additional_special_tokens": ["[E1]", "[E2]"]})
+    theirs.add_tokens(["covid-19", "C++", "new york"])
+    theirs.save_pretrained(tmp_path / "b")
+    tokenizer = read_tokenizer(tmp_path / "b" / "tokenizer.json")
+    texts = ["covid-19 the", "the C++ [E2] c +", "the new york new york", "[E1]covid"]
+    expected = theirs(texts, add_special_tokens=False)["input_ids"]
+    assert tokenizer.encode_batch(texts) == expected
+    assert [np.frombuffer(ids, "<u2").tolist() for ids in WordCache(tokenizer).encode(texts)] == expected
+    assert tokenizer.sha256 != read_tokenizer(tmp_path / "a" / "tokenizer.json").sha256
+
+
+STEPS = {
+    "Metaspace(never)": (models.BPE, None, pre_tokenizers.Metaspace(prepend_scheme="never")),
+    "Metaspace without split": (models.BPE, None, pre_tokenizers.Metaspace(split=False)),
+    "Punctuation": (
+        models.WordLevel, None,
+        pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation("contiguous")]),
+    ),
+    "no pre-tokenizer": (models.WordLevel, None, None),
+    "Replace": (
+        models.WordLevel, normalizers.Replace("the cat", "thecat"), pre_tokenizers.Whitespace()
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_other_steps_are_followed_by_the_cache(name: str):
+    kind, normalizer, pre_tokenizer = STEPS[name]
+    pieces = [*SPECIAL_TOKENS, "▁", "the", "▁the", "cat", "▁cat", "thecat", "a", "...", ".", *"▁thecat"]
+    vocab = {piece: index for index, piece in enumerate(dict.fromkeys(pieces))}
+    fast = tokenizers.Tokenizer(kind(vocab, [], unk_token="[UNK]") if kind is models.BPE else kind(vocab, "[UNK]"))
+    if normalizer is not None:
+        fast.normalizer = normalizer
+    if pre_tokenizer is not None:
+        fast.pre_tokenizer = pre_tokenizer
+    tokenizer = Tokenizer(json.loads(fast.to_str()))
+    texts = ["the cat", "a ... the", "a  the ...", " the cat "]
+    assert tokenizer.encode_batch(texts) == [encoding.ids for encoding in fast.encode_batch(texts)]
+    cached = [np.frombuffer(ids, "<u2").tolist() for ids in WordCache(tokenizer).encode(texts)]
+    assert cached == tokenizer.encode_words(texts)
+
+
+@pytest.mark.parametrize("name", ["words", "no marks", "suffix", "prefix", "bytes"])
+def test_words_of_pieces_with_other_marks(name: str):
+    pieces, options, ids, tails = {
+        "words": (["the", "cat"], None, [5, 6, 5], [False, False, False]),
+        "no marks": (["the", "cat"], {}, [5, 6, 5], [False, False, False]),
+        "suffix": (["ca", "t</w>", "the</w>"], {"end_of_word_suffix": "</w>"}, [7, 5, 6, 5, 6],
+                   [False, False, True, False, True]),
+        "prefix": (["ca", "##t", "the"], {"continuing_subword_prefix": "##"}, [7, 5, 6], [False, False, True]),
+        "bytes": (["▁a", "<0xC3>", "<0xA9>", "b"], {"byte_fallback": True}, [5, 6, 7, 8, 5],
+                  [False, True, True, True, False]),
+    }[name]  # fmt: skip
+    vocab = {piece: index for index, piece in enumerate([*SPECIAL_TOKENS, *pieces])}
+    model = models.WordLevel(vocab, "[UNK]") if options is None else models.BPE(vocab, [], unk_token="[UNK]", **options)
+    fast = tokenizers.Tokenizer(model)
+    fast.pre_tokenizer = pre_tokenizers.Metaspace() if name == "bytes" else pre_tokenizers.Whitespace()
+    tokenizer = Tokenizer(json.loads(fast.to_str()))
+    assert tokenizer.continues_word(np.array([[2, *ids, 3]]))[0].tolist() == [False, *tails, False]
+
+
+def test_dropout_of_merges_is_left_out_and_merges_to_special_tokens_are_no_error():
+    content = json.loads(json.dumps(trained("bpe").content))
+    content["model"]["dropout"] = 0.9
+    assert Tokenizer(content).encode_batch(OWN_TEXT) == trained("bpe").encode_batch(OWN_TEXT)
+    content = json.loads(json.dumps(like_roberta().content))
+    content["model"]["vocab"] |= {"<s": 400, "s>": 401}
+    content["model"]["merges"] += [["<", "s"], ["<s", ">"]]
+    assert Tokenizer(content).cls_id not in Tokenizer(content).encode_batch(["<s> a"])[0]
+
+
+def test_decomposed_accents_are_not_stripped_ones():
+    content = json.loads(json.dumps(trained("bpe", "cased").content))
+    content["normalizer"] = {"type": "NFD"}
+    assert not Tokenizer(content).strip_accents
+
+
 def test_words_are_encoded_independently(tokenizer: Tokenizer):
     texts = [*OWN_TEXT, *ODD_TEXT, *noise(50, seed=2)]
     cached = WordCache(tokenizer).encode(texts)
@@ -314,6 +402,14 @@ def test_special_tokens_are_those_that_the_settings_name(tmp_path):
         {"model": {"type": "BPE", "vocab": {token: n for n, token in enumerate(SPECIAL_TOKENS)}}},
         {"model": {"type": "Other", "vocab": {token: n for n, token in enumerate(SPECIAL_TOKENS)}}},
         {"added_tokens": [{"id": 3}], "model": {"type": "WordPiece", "vocab": {}}},
+        {"model": {"type": "WordLevel", "unk_token": "?", "vocab": dict(zip(SPECIAL_TOKENS, range(5), strict=True))}},
+        {"model": {"type": "Unigram", "unk_id": None, "vocab": [(token, 0.0) for token in SPECIAL_TOKENS]}},
+        {
+            "model": {"type": "WordLevel", "unk_token": "[UNK]",
+                      "vocab": {token: n for n, token in enumerate(SPECIAL_TOKENS)}},
+            "added_tokens": [{"id": 9, "content": "x", "special": False, "single_word": False, "lstrip": False,
+                              "rstrip": False, "normalized": False}],
+        },
     ],
     ids=str,
 )  # fmt: skip

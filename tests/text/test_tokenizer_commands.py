@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import encoders, helpers
+from text.test_tokenizer import like_roberta
 
 from bert_jax import cli, load
 from bert_jax.data.dataset import PreparedDataset
@@ -138,3 +139,13 @@ def test_exported_model_and_tokenizer_in_transformers_and_back(checkpoint: Path,
         [filling["score"] for filling in theirs], [filling.probability for filling in expected[0]], atol=1e-5
     )
     assert [ours.tokenizer.vocab[filling["token"]] for filling in theirs] == [filling.token for filling in expected[0]]
+
+
+def test_the_mask_has_the_name_of_the_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture):
+    place = encoders.save_encoder(tmp_path / "checkpoint", like_roberta())
+    run("fill-mask", "--checkpoint", place, "the <mask> ship", "--json")
+    assert len(json.loads(capsys.readouterr().out)["texts"][0]["masks"]) == 1
+    assert cli.main(["fill-mask", "--checkpoint", str(place), "the [MASK] ship"]) == 2
+    assert "<mask> not found" in capsys.readouterr().err
+    run("export", "--checkpoint", place, "--output", tmp_path / "hf")
+    assert "<mask>" in (tmp_path / "hf" / "README.md").read_text()

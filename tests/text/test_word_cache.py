@@ -91,8 +91,6 @@ def test_threads(tokenizer, monkeypatch):
     cache = WordCache(tokenizer)
 
     class Slow:
-        encodes_words = True
-
         def encode_batch(self, words):
             time.sleep(0.002)
             return tokenizer.encode_batch(words)
