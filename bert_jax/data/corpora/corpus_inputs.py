@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 
 from bert_jax.data.corpora import tfds_corpus
@@ -40,7 +41,8 @@ def expand(inputs: Sequence[str], text_field: str = TEXT_FIELD) -> list[str]:
     in shell patterns, and files that describe a dataset. "tfds:NAME" becomes "tfds:NAME:train:TEXT_FIELD".
 
     Raises:
-      InputError: no input, a missing file, a name that is not UTF-8, or a pattern or folder without files.
+      InputError: no input, a missing file, a name that is not UTF-8, a pattern or folder without files, or a folder
+        or link that cannot be read.
     """
     if not inputs:
         raise InputError("--input: expected at least one file, folder or pattern")
@@ -64,8 +66,13 @@ def _expand_one(name: str, text_field: str) -> list[str]:
         files = _remote_files(name)
     else:
         # First as a name, because it may contain pattern characters.
-        tops = [name] if os.path.exists(name) else glob.glob(name, recursive=True)
-        files = sorted({file for top in tops for file in _local_files(top) if os.path.isfile(file)})
+        try:
+            tops = [name] if os.path.exists(name) else _matches(name)
+            files = sorted({file for top in tops for file in _local_files(top) if stat.S_ISREG(os.stat(file).st_mode)})
+        except OSError as error:
+            raise InputError(
+                f"--input={name}: {error.filename}: {error.strerror}; make it readable, or move it elsewhere"
+            ) from error
     for file in files:
         remote.parse_path(file)
     if files:
@@ -77,12 +84,27 @@ def _expand_one(name: str, text_field: str) -> list[str]:
     raise InputError(f"--input={name}: not found, or a folder without files; check the path")
 
 
+def _matches(pattern: str) -> list[str]:
+    """Returns the matches of a pattern. Raises OSError for a folder that cannot be listed, which `glob` skips."""
+    folders = os.path.dirname(pattern)
+    while glob.has_magic(folders):
+        for folder in glob.glob(f"{folders}/", recursive=True):
+            os.scandir(folder).close()
+        folders = os.path.dirname(folders)
+    return glob.glob(pattern, recursive=True)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
 def _local_files(top: str) -> Iterator[str]:
     """Yields a file, or all files below a folder, through links to other folders, each real folder once."""
     if not os.path.isdir(top):
         yield top
+        return
     read: set[str] = set()
-    for folder, below, names in os.walk(top, followlinks=True):
+    for folder, below, names in os.walk(top, onerror=_raise, followlinks=True):
         if (real := os.path.realpath(folder)) in read:
             below.clear()
             continue

@@ -1,5 +1,6 @@
 """Files of folders and patterns: those that describe a dataset are skipped."""
 
+import errno
 import logging
 import os
 import shutil
@@ -82,6 +83,30 @@ def test_a_link_to_the_folder_itself_ends(write, tmp_path):
     (tmp_path / "d" / "e" / "loop").symlink_to("..")
     (tmp_path / "d" / "again").symlink_to(".")
     assert expand(["d"]) == ["d/e/a.parquet"]
+
+
+@pytest.mark.parametrize("pattern", ["d", "d/**", "d/**/*.txt", "d/*/*.txt", "d/*/*/*.txt"])
+def test_a_folder_that_cannot_be_read_is_refused(write, pattern, monkeypatch):
+    write("d/a.txt", "d/open/b.txt", "d/open/e/b.txt", "d/closed/c.txt")
+    real = os.scandir
+
+    def scandir(path):
+        if str(path).rstrip("/") == "d/closed":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(InputError, match="d/closed"):
+        expand([pattern])
+
+
+@pytest.mark.parametrize("pattern", ["d", "d/*", "d/gone.txt"])
+def test_a_link_to_nothing_is_refused(write, pattern):
+    write("d/a.txt")
+    os.symlink("missing", "d/gone.txt")
+    os.symlink("missing", "d/.lock")
+    with pytest.raises(InputError, match=r"d/gone\.txt"):
+        expand([pattern])
 
 
 def test_descriptions_in_a_store_are_skipped(store, caplog):
