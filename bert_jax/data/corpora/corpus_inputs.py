@@ -18,7 +18,7 @@ from bert_jax.data.corpora.corpus_options import TEXT_FIELD
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.files.text_files import named_format
-from bert_jax.text.tokenizer import FILE, SETTINGS
+from bert_jax.text.tokenizer import FILE, SETTINGS, SPECIAL_TOKENS_MAP
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,10 @@ _DESCRIBES = re.compile(
 )
 _OF_DATASET = re.compile(r"(dataset|provenance)\.json|.*\.(npy|array_record)")
 _OF_TOKENIZER = {FILE, SETTINGS}
+_BESIDE_TOKENIZER = re.compile(
+    r"vocab\.(txt|json)|merges\.txt|added_tokens\.json|(.*_)?config\.json|(metrics|trainer_state|checksums|provenance)\.jsonl?"
+    rf"|{re.escape(SPECIAL_TOKENS_MAP)}|lock|.*\.(model|safetensors|bin|pt|pth|h5|msgpack|onnx|ckpt.*|index\.json)"
+)
 _NAMED = 5  # skipped files in the log
 
 
@@ -157,20 +161,30 @@ def _folders_of(path: str) -> Iterator[str]:
 
 
 def without_own_files(files: Sequence[str], vocabulary: str) -> list[str]:
-    """Drops files that are no text: of prepared datasets and tokenizers, and the file or folder `vocabulary`.
+    """Drops files that are no text: of prepared datasets and tokenizers, and the file `vocabulary`.
+
+    If that is a folder, the other files of a tokenizer, a checkpoint or a run directly in it are dropped, and beside a
+    `config.json` those that describe the model.
 
     Raises InputError if no other file is left.
     """
     own = os.path.realpath(vocabulary) if vocabulary else ""
+    has_model = bool(vocabulary) and remote.exists(remote.parse_path(vocabulary) / "config.json")
     datasets: dict[str, bool] = {}
     skipped = []
     for path in files:
         folder, _, name = path.rpartition("/")
         if _OF_DATASET.fullmatch(name) and folder not in datasets:
             datasets[folder] = _is_dataset(f"{folder or '.'}/dataset.json")
-        if (own and own in (os.path.realpath(path), os.path.dirname(os.path.realpath(path)))) or (
-            name in _OF_TOKENIZER or (_OF_DATASET.fullmatch(name) and datasets[folder])
-        ):
+        real = os.path.realpath(path)
+        is_own = own and (
+            real == own
+            or (
+                os.path.dirname(real) == own
+                and (_BESIDE_TOKENIZER.fullmatch(name) or (has_model and _DESCRIBES.fullmatch(name)))
+            )
+        )
+        if is_own or name in _OF_TOKENIZER or (_OF_DATASET.fullmatch(name) and datasets[folder]):
             skipped.append(path)
     if skipped:
         message = f"skipped, because they are of a tokenizer or a prepared dataset: {_some(skipped)}"

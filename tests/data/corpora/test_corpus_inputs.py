@@ -150,6 +150,16 @@ def test_own_files_are_no_input(dataset_dir: Path, tokenizer, tmp_path: Path, ca
     assert [os.path.relpath(piece.path, tmp_path) for piece in found] == ["a.txt", "dataset.json", "earlier/notes.txt"]
     assert len([message for message in caplog.messages if "earlier/dataset.json" in message]) == 1
     found = corpus.plan([f"{tmp_path}/**/*.txt"], CorpusOptions(), vocabulary=str(tmp_path / "earlier"))
-    assert [os.path.basename(piece.path) for piece in found] == ["a.txt", "words.txt"]
+    assert [os.path.basename(piece.path) for piece in found] == ["a.txt", "notes.txt", "words.txt"]
     with pytest.raises(InputError, match=r"--input=.*words\.txt"):
         corpus.plan([vocabulary], CorpusOptions(), vocabulary=vocabulary)
+
+
+@pytest.mark.parametrize("has_model", [False, True])
+def test_text_beside_the_vocabulary_is_read(write, has_model):
+    """Of the folder of a vocabulary, only files of the tokenizer and the model are skipped."""
+    names = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "merges.txt"]
+    names += ["config.json", "model.safetensors", "pytorch_model.bin", "spiece.model"] if has_model else []
+    write("c/a.txt", "c/README.md", "c/sub/b.jsonl", "c/sub/vocab.txt", *(f"c/{name}" for name in names))
+    found = [piece.path for piece in corpus.plan(["c/a.txt", "c/README.md", "c"], CorpusOptions(), vocabulary="c")]
+    assert found == ["c/a.txt", *([] if has_model else ["c/README.md"]), "c/sub/b.jsonl", "c/sub/vocab.txt"]
