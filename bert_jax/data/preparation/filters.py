@@ -21,6 +21,11 @@ RULES = {
 """Option of each rule, by the name of what it drops."""
 
 
+def without_filters(options: PrepareOptions) -> PrepareOptions:
+    """Returns the options with all filters off."""
+    return replace(options, drop_duplicates=False, max_line_repeats=0, min_document_tokens=0, max_document_tokens=0)
+
+
 def hash_ranges(low: int, high: int, tokens: int, bucket_tokens: int) -> list[tuple[int, int]]:
     """Splits [low, high) into equal ranges of about `bucket_tokens` tokens each, as hashes are uniform."""
     if high <= low:

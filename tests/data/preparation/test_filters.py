@@ -1,5 +1,7 @@
 """Filters: what each option drops is counted, and nothing else is dropped."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support import helpers
@@ -180,6 +182,34 @@ def test_the_eval_split_has_two_documents_of_those_that_the_filters_keep(
     data = run([*short, *long], tokenizer, tmp_path, **options)
     assert data.info.splits["eval"].documents == held_out
     assert data.info.splits["train"].documents == articles - held_out
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("limits", "dropped"),
+    [
+        ({"min_document_tokens": 1000}, {}),
+        ({"max_document_tokens": -1}, {"long_documents": 2}),
+        ({"drop_duplicates": True}, {"duplicate_documents": 1}),
+        ({"drop_duplicates": True, "max_line_repeats": 1}, {"duplicate_documents": 1}),
+        ({}, {}),
+    ],
+)
+def test_filters_decide_on_documents_whose_lines_are_held_out(limits, dropped, workers, tokenizer, tmp_path):
+    """Counts each document once, whole, though its lines are in both splits."""
+    long = "\n".join(documents(100)).split("\n")
+    texts = ["\n".join(f"{line} {number}" for number, line in enumerate(long)), "the ship"]
+    texts += texts[:1]
+    tokens = len(tokenizer.encode_batch(texts)[0])
+    limits = {name: tokens - 10 if value == -1 else value for name, value in limits.items()}
+    info = run(texts, tokenizer, tmp_path, workers, pairs="none", **{"eval_fraction": 0.02} | limits).info
+    lost = {rule: counts.documents for rule, counts in info.dropped.items() if counts.documents}
+    short = {"short_documents": 1} if "min_document_tokens" in limits else {}
+    assert lost == dropped | short
+    kept = [Counts(0, split.sentences, split.tokens) for split in info.splits.values()]
+    assert replace(sum(info.dropped.values(), sum(kept, Counts())), documents=0) == replace(info.corpus, documents=0)
+    if "max_document_tokens" not in limits:
+        assert 0 < info.splits["eval"].tokens < 0.1 * info.corpus.tokens
 
 
 @pytest.mark.parametrize(
