@@ -94,7 +94,9 @@ def test_a_document_of_repeated_lines_alone_is_none(tokenizer, tmp_path):
     texts = [*documents(50), *["the menu .\nthe owl ."] * 30]
     dataset = run(texts, tokenizer, tmp_path, max_line_repeats=20)
     assert totals(dataset)[0][0] == 50
-    assert dataset.info.dropped["short_documents"].documents == 30
+    lost = dataset.info.dropped["repeated_lines"]
+    assert (lost.documents, lost.sentences) == (30, 60)
+    assert dataset.info.dropped["short_documents"] == Counts()
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_documents_that_lose_all_lines_shift_no_other(tokenizer, tmp_path):
     empty = ["\n".join(["the menu ."] * lines) for lines in range(1, 41)]
     noisy = run([*plain, *empty], tokenizer, tmp_path / "noisy", max_line_repeats=100, eval_fraction=0.0)
     clean = run(plain, tokenizer, tmp_path / "clean", eval_fraction=0.0)
-    assert noisy.info.dropped["short_documents"].documents == 40
+    assert noisy.info.dropped["repeated_lines"].documents == 40
     ids = [np.sort(each.instances("train", np.arange(each.size("train")))["instance_ids"]) for each in (noisy, clean)]
     firsts = [set(found.tolist()) for found in ids]
     assert len(firsts[0] & firsts[1]) >= 60  # the hash of a document, and its first instance's id, are its own
@@ -155,7 +157,7 @@ def test_lines_are_counted_in_distinct_documents(workers, tokenizer, tmp_path):
     assert both.info.dropped["repeated_lines"].sentences == 9
     assert totals(both)[0][0] == 40 + 9 + 1
     lines_alone = run(noisy, tokenizer, tmp_path / "lines", workers, max_line_repeats=8)
-    assert lines_alone.info.dropped["short_documents"].documents == 13
+    assert lines_alone.info.dropped["repeated_lines"].documents == 13
 
 
 def test_every_token_is_counted_once(tokenizer, tmp_path):
