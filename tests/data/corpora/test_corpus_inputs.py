@@ -157,7 +157,7 @@ def test_own_files_are_no_input(dataset_dir: Path, tokenizer, tmp_path: Path, ca
 
 @pytest.mark.parametrize("has_model", [False, True])
 def test_text_beside_the_vocabulary_is_read(write, has_model):
-    """Of the folder of a vocabulary, only files of the tokenizer and the model are skipped."""
+    """Only files of the tokenizer and the model are skipped in the folder of a vocabulary."""
     names = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "merges.txt"]
     names += ["config.json", "model.safetensors", "pytorch_model.bin", "spiece.model"] if has_model else []
     write("c/a.txt", "c/README.md", "c/sub/b.jsonl", "c/sub/vocab.txt", *(f"c/{name}" for name in names))
