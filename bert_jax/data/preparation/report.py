@@ -108,7 +108,7 @@ def _warn_of_eval_split(info: DatasetInfo, total: SplitInfo) -> None:
     share, fraction = held_out.tokens / max(1, total.tokens), info.options["eval_fraction"]
     if fraction and share > max(_EVAL_SHARE, _EVAL_TIMES * fraction):
         log.warning(
-            "The eval split has %.0f%% of the tokens, expected %g%%: it has at least two documents, and the corpus few, "
+            "The eval split has %.0f%% of the tokens, expected %g%%: it has at least two documents of few, "
             "or of very different lengths; provide more, or pass --eval_fraction 0",
             100 * share,
             100 * fraction,
