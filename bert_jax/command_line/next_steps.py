@@ -4,8 +4,12 @@ import argparse
 import shlex
 from collections.abc import Callable
 
-_quoted = shlex.quote
 _POSITIONS = 512  # of bert_tiny
+
+
+def _quoted(value: str) -> str:
+    """Quotes a value for the shell; a path that begins with "-" would be an option."""
+    return shlex.quote(f"./{value}" if value.startswith("-") and value != "-" else value)
 
 
 def _vocab(options: argparse.Namespace) -> list[str]:
@@ -14,20 +18,22 @@ def _vocab(options: argparse.Namespace) -> list[str]:
 
 
 def _prepare(options: argparse.Namespace) -> list[str]:
-    return [f"bert-jax inspect {_quoted(options.output)}", _pretrain(options.output)]
+    return [f"bert-jax inspect {_quoted(options.output)}", *_pretrain(options.output)]
 
 
-def _pretrain(data: str) -> str:
+def _pretrain(data: str) -> list[str]:
     from bert_jax.data.dataset import DatasetInfo
     from bert_jax.files import remote
 
+    if "," in data or data != data.strip():  # a key with several paths cannot name it
+        return []
     info = DatasetInfo.read(remote.parse_path(data))
     settings = [f"--config.data.path={_quoted(data)}"]
     if info.options.get("pairs") == "none":
         settings.append("--config.objective.nsp=False")
     if info.seq_len > _POSITIONS:
         settings.append(f"--config.model.max_position_embeddings={info.seq_len}")
-    return f"bert-jax pretrain --config=bert_tiny --workdir=runs/tiny {' '.join(settings)}"
+    return [f"bert-jax pretrain --config=bert_tiny --workdir=runs/tiny {' '.join(settings)}"]
 
 
 def _predict(options: argparse.Namespace) -> list[str]:
@@ -42,7 +48,7 @@ def _export(options: argparse.Namespace) -> list[str]:
     if options.format != "hf":
         return []  # the README in the folder has the program that loads it
     program = f"from transformers import AutoModel; print(AutoModel.from_pretrained({options.output!r}))"
-    return [f"python -c {_quoted(program)}"]
+    return [f"python -c {shlex.quote(program)}"]
 
 
 def _import(options: argparse.Namespace) -> list[str]:
@@ -56,7 +62,7 @@ def _import(options: argparse.Namespace) -> list[str]:
 
 
 def _inspect(options: argparse.Namespace) -> list[str]:
-    return [_pretrain(options.data)]
+    return _pretrain(options.data)
 
 
 def _compile(options: argparse.Namespace) -> list[str]:
@@ -64,7 +70,7 @@ def _compile(options: argparse.Namespace) -> list[str]:
 
 
 def _overrides(options: argparse.Namespace) -> str:
-    return "".join(f" {_quoted(f'--config.{key}={value}')}" for key, value in options.overrides)
+    return "".join(f" {shlex.quote(f'--config.{key}={value}')}" for key, value in options.overrides)
 
 
 NEXT_STEPS: dict[str, Callable[[argparse.Namespace], list[str]]] = {

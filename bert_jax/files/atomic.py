@@ -158,8 +158,13 @@ def download(source: epath.Path, target: Path, *, size: int, check: Callable[[Pa
 
 
 def new_folder(output: str) -> epath.Path:
-    """Returns the path of an output folder. Raises InputError unless it does not exist or is empty."""
+    """Returns the path of an output folder. Raises InputError unless it does not exist or is empty.
+
+    The working folder is refused, because another folder replaces the output when it is complete.
+    """
     folder = parse_path(output)
+    if output and not is_remote(folder) and folder.exists() and os.path.samefile(folder, os.curdir):
+        raise InputError(f"--output={output}: the working folder cannot be replaced; expected another, such as data")
     if not output or is_taken(folder):
         raise InputError(f"--output={output!r}: already exists and is not empty; expected a new or empty folder")
     return folder
@@ -169,9 +174,10 @@ def new_folder(output: str) -> epath.Path:
 def whole_folder(folder: epath.Path, last: str, scratch: str | None = None) -> Iterator[epath.Path]:
     """Context manager that yields a new local folder and publishes it as `folder`; deletes it after an error.
 
-    For a local `folder`, which must not exist or must be empty, it lies beside it and is renamed; folders that killed
-    processes left there are deleted. For a remote one, it lies in the local folder `scratch`, by default that of the
-    system, and its files are uploaded, `last` at the end: if `last` exists, the folder is complete.
+    For a local `folder`, which must not exist or must be empty, it lies beside it and is renamed; it has the mode and,
+    if permitted, the group of the empty folder. Folders that killed processes left there are deleted. For a remote one,
+    it lies in the local folder `scratch`, by default that of the system, and its files are uploaded, `last` at the end:
+    if `last` exists, the folder is complete.
 
     Raises InputError for a mount point, and for a folder that another process filled meanwhile.
     """
@@ -187,11 +193,16 @@ def whole_folder(folder: epath.Path, last: str, scratch: str | None = None) -> I
     final = Path(os.path.realpath(folder))  # a symbolic link is kept
     if final.is_mount():
         raise InputError(f"--output={folder}: a mount point cannot be replaced; expected a folder in it: {folder}/NAME")
-    final.parent.mkdir(parents=True, exist_ok=True)
+    for parent in (Path(folder).parent, final.parent):  # with a/b/../c, also a/b
+        parent.mkdir(parents=True, exist_ok=True)
     partial = final.with_name(f".{final.name}.partial-{os.urandom(4).hex()}")
     for left in final.parent.glob(f".{glob.escape(final.name)}.partial-*"):
         _delete_abandoned(left)
     partial.mkdir()
+    if final.is_dir():
+        with contextlib.suppress(OSError):  # not of the group
+            os.chown(partial, -1, final.stat().st_gid)
+        shutil.copymode(final, partial)
     descriptor = os.open(partial, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # a file system without locks

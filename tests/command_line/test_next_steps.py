@@ -22,3 +22,19 @@ def test_pretrain_accepts_the_dataset(options: list[str], tmp_path: Path, capsys
     assert cli.main(shlex.split(prepared[0])) == 0
     assert re.findall("Next: bert-jax (.*)", capsys.readouterr().err) == prepared[1:]
     assert cli.main([*shlex.split(prepared[1]), "--dry_run"]) == 0
+
+
+@pytest.mark.parametrize(("name", "commands"), [("-y", 2), ("a,b", 1), (" a", 1)])
+def test_commands_that_follow_take_any_name(
+    name: str, commands: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "-a.txt").write_text(helpers.make_corpus(documents=60))
+    words = ["--input=-a.txt", "--size", "300", "--output=-t.json"]
+    assert cli.main(["vocab", *words]) == 0
+    [prepare] = re.findall("Next: bert-jax (.*)", capsys.readouterr().err)
+    assert cli.main([*shlex.split(prepare)[:-2], f"--output={name}", "--sentences", "lines", "--workers", "1"]) == 0
+    found = re.findall("Next: bert-jax (.*)", capsys.readouterr().err)
+    assert len(found) == commands
+    for command, more in zip(found, ([], ["--dry_run"]), strict=False):
+        assert cli.main([*shlex.split(command), *more]) == 0

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import random
+import stat
 import subprocess
 import sys
 import threading
@@ -191,6 +192,33 @@ def test_two_writers_of_a_folder_never_mix(taken: bool, tmp_path: Path):
                 (other / "b").write_text("second")
     assert [path.name for path in tmp_path.iterdir()] == ["output"]
     assert [path.name for path in folder.iterdir()] == ["b" if taken else "a"]
+
+
+def test_an_empty_folder_keeps_its_mode_and_group(tmp_path: Path):
+    (tmp_path / "output").mkdir()
+    group = 12345 if os.getuid() == 0 else os.getgid()
+    os.chown(tmp_path / "output", -1, group)
+    os.chmod(tmp_path / "output", 0o2750)
+    with atomic.whole_folder(epath.Path(tmp_path / "output"), last="a") as made:
+        assert stat.S_IMODE(os.stat(made).st_mode) == 0o2750
+        (made / "a").write_text("a")
+    found = os.stat(tmp_path / "output")
+    assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o2750, group)
+
+
+@pytest.mark.parametrize("name", [".", "../here", "{}"])
+def test_the_working_folder_is_no_output(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(InputError, match="working folder"):
+        atomic.new_folder(name.format(tmp_path / "here"))
+
+
+def test_a_path_through_a_missing_folder_is_there_afterwards(tmp_path: Path):
+    folder = atomic.new_folder(f"{tmp_path}/a/b/../c")
+    with atomic.whole_folder(folder, last="a") as made:
+        (made / "a").write_text("a")
+    assert (folder / "a").exists()
 
 
 @pytest.mark.parametrize("name", ["", "folder/", "old"])

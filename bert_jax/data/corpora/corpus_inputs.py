@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 
 from bert_jax.data.corpora import tfds_corpus
@@ -17,7 +18,7 @@ from bert_jax.data.corpora.corpus_options import TEXT_FIELD
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.files.text_files import named_format
-from bert_jax.text.tokenizer import FILE, SETTINGS
+from bert_jax.text.tokenizer import FILE, SETTINGS, SPECIAL_TOKENS_MAP
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,10 @@ _DESCRIBES = re.compile(
 )
 _OF_DATASET = re.compile(r"(dataset|provenance)\.json|.*\.(npy|array_record)")
 _OF_TOKENIZER = {FILE, SETTINGS}
+_BESIDE_TOKENIZER = re.compile(
+    r"vocab\.(txt|json)|merges\.txt|added_tokens\.json|(.*_)?config\.json|(metrics|trainer_state|checksums|provenance)\.jsonl?"
+    rf"|{re.escape(SPECIAL_TOKENS_MAP)}|lock|.*\.(model|safetensors|bin|pt|pth|h5|msgpack|onnx|ckpt.*|index\.json)"
+)
 _NAMED = 5  # skipped files in the log
 
 
@@ -40,7 +45,8 @@ def expand(inputs: Sequence[str], text_field: str = TEXT_FIELD) -> list[str]:
     in shell patterns, and files that describe a dataset. "tfds:NAME" becomes "tfds:NAME:train:TEXT_FIELD".
 
     Raises:
-      InputError: no input, a missing file, a name that is not UTF-8, or a pattern or folder without files.
+      InputError: no input, a missing file, a name that is not UTF-8, a pattern or folder without files, or a folder
+        or link that cannot be read.
     """
     if not inputs:
         raise InputError("--input: expected at least one file, folder or pattern")
@@ -64,8 +70,13 @@ def _expand_one(name: str, text_field: str) -> list[str]:
         files = _remote_files(name)
     else:
         # First as a name, because it may contain pattern characters.
-        tops = [name] if os.path.exists(name) else glob.glob(name, recursive=True)
-        files = sorted({file for top in tops for file in _local_files(top) if os.path.isfile(file)})
+        try:
+            tops = [name] if os.path.exists(name) else _matches(name)
+            files = sorted({file for top in tops for file in _local_files(top) if stat.S_ISREG(os.stat(file).st_mode)})
+        except OSError as error:
+            raise InputError(
+                f"--input={name}: {error.filename}: {error.strerror}; make it readable, or move it elsewhere"
+            ) from error
     for file in files:
         remote.parse_path(file)
     if files:
@@ -77,12 +88,27 @@ def _expand_one(name: str, text_field: str) -> list[str]:
     raise InputError(f"--input={name}: not found, or a folder without files; check the path")
 
 
+def _matches(pattern: str) -> list[str]:
+    """Returns the matches of a pattern. Raises OSError for a folder that cannot be listed, which `glob` skips."""
+    folders = os.path.dirname(pattern)
+    while glob.has_magic(folders):
+        for folder in glob.glob(f"{folders}/", recursive=True):
+            os.scandir(folder).close()
+        folders = os.path.dirname(folders)
+    return glob.glob(pattern, recursive=True)
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
 def _local_files(top: str) -> Iterator[str]:
     """Yields a file, or all files below a folder, through links to other folders, each real folder once."""
     if not os.path.isdir(top):
         yield top
+        return
     read: set[str] = set()
-    for folder, below, names in os.walk(top, followlinks=True):
+    for folder, below, names in os.walk(top, onerror=_raise, followlinks=True):
         if (real := os.path.realpath(folder)) in read:
             below.clear()
             continue
@@ -135,20 +161,30 @@ def _folders_of(path: str) -> Iterator[str]:
 
 
 def without_own_files(files: Sequence[str], vocabulary: str) -> list[str]:
-    """Drops files that are no text: of prepared datasets and tokenizers, and the file or folder `vocabulary`.
+    """Drops files that are no text: of prepared datasets and tokenizers, and the file `vocabulary`.
+
+    If that is a folder, the other files of a tokenizer, a checkpoint or a run directly in it are dropped, and beside a
+    `config.json` those that describe the model.
 
     Raises InputError if no other file is left.
     """
     own = os.path.realpath(vocabulary) if vocabulary else ""
+    has_model = bool(vocabulary) and remote.exists(remote.parse_path(vocabulary) / "config.json")
     datasets: dict[str, bool] = {}
     skipped = []
     for path in files:
         folder, _, name = path.rpartition("/")
         if _OF_DATASET.fullmatch(name) and folder not in datasets:
             datasets[folder] = _is_dataset(f"{folder or '.'}/dataset.json")
-        if (own and own in (os.path.realpath(path), os.path.dirname(os.path.realpath(path)))) or (
-            name in _OF_TOKENIZER or (_OF_DATASET.fullmatch(name) and datasets[folder])
-        ):
+        real = os.path.realpath(path)
+        is_own = own and (
+            real == own
+            or (
+                os.path.dirname(real) == own
+                and (_BESIDE_TOKENIZER.fullmatch(name) or (has_model and _DESCRIBES.fullmatch(name)))
+            )
+        )
+        if is_own or name in _OF_TOKENIZER or (_OF_DATASET.fullmatch(name) and datasets[folder]):
             skipped.append(path)
     if skipped:
         message = f"skipped, because they are of a tokenizer or a prepared dataset: {_some(skipped)}"

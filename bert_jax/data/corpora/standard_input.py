@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,21 +26,34 @@ def is_stream(name: str) -> bool:
 def spooled(inputs: Sequence[str], folder: Path) -> Iterator[tuple[list[str], dict[str, Any]]]:
     """Context manager that replaces each stream among the inputs by the path of a copy in `folder`.
 
-    Yields the inputs, and a copy's description for a provenance record by its path. Errors of the context name the
-    stream in place of the copy.
+    Yields the inputs, and a copy's description for a provenance record by its path. Errors and the package's log name
+    the stream in place of the copy.
 
     Raises:
       InputError: stdin is a terminal; a stream is empty, or cannot be read.
     """
     described: dict[str, dict[str, Any]] = {}
     paths = {name: _copy(name, folder, described) for name in dict.fromkeys(inputs) if is_stream(name)}
+
+    def named(message: str) -> str:
+        for path, description in described.items():
+            message = message.replace(path, "stdin" if description["path"] == STDIN else description["path"])
+        return message
+
+    def name_streams(record: logging.LogRecord) -> bool:
+        record.msg, record.args = named(record.getMessage()), ()
+        return True
+
+    handlers = logging.getLogger("bert_jax").handlers if described else []
+    for handler in handlers:
+        handler.addFilter(name_streams)
     try:
         yield [paths.get(name, name) for name in inputs], described
     except InputError as error:
-        message = str(error)
-        for path, description in described.items():
-            message = message.replace(path, "stdin" if description["path"] == STDIN else description["path"])
-        raise InputError(message) from error
+        raise InputError(named(str(error))) from error
+    finally:
+        for handler in handlers:
+            handler.removeFilter(name_streams)
 
 
 def _copy(name: str, folder: Path, described: dict[str, dict[str, Any]]) -> str:

@@ -21,6 +21,11 @@ RULES = {
 """Option of each rule, by the name of what it drops."""
 
 
+def without_filters(options: PrepareOptions) -> PrepareOptions:
+    """Returns the options with all filters off."""
+    return replace(options, drop_duplicates=False, max_line_repeats=0, min_document_tokens=0, max_document_tokens=0)
+
+
 def hash_ranges(low: int, high: int, tokens: int, bucket_tokens: int) -> list[tuple[int, int]]:
     """Splits [low, high) into equal ranges of about `bucket_tokens` tokens each, as hashes are uniform."""
     if high <= low:
@@ -120,10 +125,12 @@ class Filter:
         if len(self.repeated):
             is_repeated = sentence & np.isin(run.part("lines", first, last), self.repeated)
             number, size = sizes(is_repeated)
-            count("repeated_lines", np.zeros(1, np.int64), weights * number, weights * size)
             sentence &= ~is_repeated
+            is_empty = kept & ~np.bincount(owner[sentence], minlength=stop - start).astype(bool)
+            count("repeated_lines", weights * is_empty, weights * number, weights * size)
+            kept &= ~is_empty
         number, size = sizes(sentence)
-        too_short = kept & (size < max(1, options.min_document_tokens))  # also documents without any line left
+        too_short = kept & (size < options.min_document_tokens)
         too_long = kept & (size > (options.max_document_tokens or np.inf))
         for rule, wrong in (("short_documents", too_short), ("long_documents", too_long)):
             lost = weights * wrong

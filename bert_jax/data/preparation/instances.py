@@ -138,19 +138,23 @@ def make_singles(
 ) -> Iterator[list[Instance]]:
     """Yields the instances of each document in one pass: one segment of sentences up to the target length, without B.
 
-    The rest of a document is an instance of its own. A sentence longer than the target is split into several.
+    The rest of a document is an instance of its own. A sentence longer than the target is split into several. The
+    target is drawn for each instance, as the corpus may be one document.
     """
+    longest = seq_len - SPECIAL_TOKENS_PER_SINGLE + SPECIAL_TOKENS_PER_PAIR
     for document in documents:
-        target = target_length(seq_len - SPECIAL_TOKENS_PER_SINGLE + SPECIAL_TOKENS_PER_PAIR, short_seq_prob, rng)
+        target = target_length(longest, short_seq_prob, rng)
         instances: list[Instance] = []
         first = document[0]
         for start, stop in itertools.pairwise(document):
             if first < start and stop - first > target:
                 instances.append(Instance(first, start, start, start, False))
                 first = start
+                target = target_length(longest, short_seq_prob, rng)
             while stop - first > target:
                 instances.append(Instance(first, first + target, first + target, first + target, False))
                 first += target
+                target = target_length(longest, short_seq_prob, rng)
         instances.append(Instance(first, document[-1], document[-1], document[-1], False))
         yield instances
 

@@ -52,7 +52,9 @@ class InstanceOptions(CheckedOptions):
         choices=("nsp", "none"),
     )
     dupe_factor: int = option(1, "passes over the corpus, each with new pairs", low=1)
-    short_seq_prob: float = option(0.1, "share of documents with a shorter target", low=0, high=1)
+    short_seq_prob: float = option(
+        0.1, "share of documents, with --pairs none of sequences, with a shorter target", low=0, high=1
+    )
     random_next: str = option(
         "paper",
         "paper: half of all pairs are random; reference: a lone sentence always gets a random B (50-61% random)",

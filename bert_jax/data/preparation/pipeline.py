@@ -43,7 +43,7 @@ from bert_jax.data.dataset import (
     lengths_file,
 )
 from bert_jax.data.preparation import report
-from bert_jax.data.preparation.filters import RULES, Filter, count_lines, frequent_lines, hash_ranges
+from bert_jax.data.preparation.filters import RULES, Filter, count_lines, frequent_lines, hash_ranges, without_filters
 from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
 from bert_jax.data.preparation.shards import (
     Built,
@@ -224,13 +224,13 @@ def _build(
     read = sum((run.counts for run in runs), Counts())
     if not job.options.drops_text:  # Else filters might still drop the [UNK].
         check_share(sampled_share(runs, job.tokenizer.unk_id), allow_unk, job.tokenizer)
-    splits = _build_shards(runs, read, job, run_tasks, bars)
-    _check_kept(splits, read, job.options)
+    splits, dropped = _build_shards(runs, read, job, run_tasks, bars)
+    _check_kept(splits, read, dropped, job.options)
     counts = np.sum([bucket.token_counts for buckets in splits.values() for bucket in buckets], axis=0)
     unknown = unknown_share(counts, job.tokenizer.unk_id)
     check_share(unknown, allow_unk, job.tokenizer)
     contents = {name: array_bytes(array) for name, array in _arrays(splits).items()}
-    info = _describe(splits, read, job, {name: digest(content) for name, content in contents.items()})
+    info = _describe(splits, read, dropped, job, {name: digest(content) for name, content in contents.items()})
     job.tokenizer.save(new)
     contents[INFO_FILE] = info.to_json().encode()
     for name, content in contents.items():
@@ -260,15 +260,22 @@ def _fingerprints(slices: Sequence[corpus.Slice]) -> dict[str, str]:
     return {path: corpus.fingerprint(path) for path in {piece.path: None for piece in slices}}
 
 
-def _build_shards(runs: Sequence[Run], read: Counts, job: Job, run_tasks: RunTasks, bars: Bars) -> Splits:
-    """Runs the second pass; returns the shards of each split."""
+def _build_shards(
+    runs: Sequence[Run], read: Counts, job: Job, run_tasks: RunTasks, bars: Bars
+) -> tuple[Splits, dict[str, Counts]]:
+    """Runs the second pass; returns the shards of each split, and what each filter drops."""
     options = job.options
+    dropped: list[dict[str, Counts]] = []
     repeated = _repeated_lines(runs, read, job, run_tasks) if options.max_line_repeats else None
     if holds_out_lines(read.documents, options):
         log.info("Holding out lines: the corpus has %s document(s), too few to hold out documents", read.documents)
-        hold_out = partial(hold_out_lines, job, line_threshold(runs, options))
-        held = {run.path: result for run, result in run_tasks(hold_out, runs)}
-        runs = [held[run.path] for run in runs]
+        tasks = list(enumerate(hash_ranges(0, 2**64, read.tokens, options.bucket_tokens)))
+        hold_out = partial(hold_out_lines, job, runs, repeated, line_threshold(runs, options))
+        held = dict(run_tasks(hold_out, tasks))
+        runs = [held[task][0] for task in tasks]
+        dropped = [held[task][1] for task in tasks]
+        options = without_filters(options)
+        job, repeated = replace(job, options=options), None
         eval_below = int(options.eval_fraction * 2**64)
     else:
         lines = repeated.array("hashes") if repeated else np.zeros(0, np.uint64)
@@ -280,7 +287,9 @@ def _build_shards(runs: Sequence[Run], read: Counts, job: Job, run_tasks: RunTas
             built[bucket.file] = shard
             bar.update(shard.counts.documents)
             bar.set_postfix_str(f"{sum(b.shard.instances for b in built.values()):,} instances")
-    return {split: [built[bucket.file] for bucket in buckets if bucket.split == split] for split in ("train", "eval")}
+    dropped += [shard.dropped for shard in built.values()]
+    splits = {split: [built[bucket.file] for bucket in buckets if bucket.split == split] for split in ("train", "eval")}
+    return splits, {rule: sum((counts[rule] for counts in dropped), Counts()) for rule in RULES}
 
 
 def _repeated_lines(runs: Sequence[Run], read: Counts, job: Job, run_tasks: RunTasks) -> Run:
@@ -291,14 +300,14 @@ def _repeated_lines(runs: Sequence[Run], read: Counts, job: Job, run_tasks: RunT
     return write_run(f"{job.work}/repeated-lines", Counts(), {"hashes": np.sort(np.concatenate(frequent))})
 
 
-def _check_kept(splits: Splits, read: Counts, options: PrepareOptions) -> None:
+def _check_kept(splits: Splits, read: Counts, dropped: Mapping[str, Counts], options: PrepareOptions) -> None:
     """Raises InputError for a train split without instances."""
     if sum(bucket.shard.instances for bucket in splits["train"]):
         return
-    dropped = {rule: counts.tokens for rule, counts in _dropped(splits).items() if counts.tokens}
-    if sum(dropped.values()) == read.tokens:
-        rules = ", ".join(f"{number:,} of {rule.replace('_', ' ')}" for rule, number in dropped.items())
-        most = max(dropped, key=lambda rule: dropped[rule])
+    lost = {rule: counts.tokens for rule, counts in dropped.items() if counts.tokens}
+    if sum(lost.values()) == read.tokens:
+        rules = ", ".join(f"{number:,} of {rule.replace('_', ' ')}" for rule, number in lost.items())
+        most = max(lost, key=lambda rule: lost[rule])
         raise InputError(
             f"--{RULES[most]}={getattr(options, RULES[most])}: the filters drop all {read.tokens:,} tokens of "
             f"{read.documents:,} documents ({rules}); change their limits"
@@ -306,7 +315,9 @@ def _check_kept(splits: Splits, read: Counts, options: PrepareOptions) -> None:
     raise InputError(f"--eval_fraction={options.eval_fraction}: the train split is empty; provide more text, or pass 0")
 
 
-def _describe(splits: Splits, read: Counts, job: Job, arrays: Mapping[str, str]) -> DatasetInfo:
+def _describe(
+    splits: Splits, read: Counts, dropped: dict[str, Counts], job: Job, arrays: Mapping[str, str]
+) -> DatasetInfo:
     tokenizer = job.tokenizer
     return DatasetInfo(
         tokenizer={
@@ -320,14 +331,9 @@ def _describe(splits: Splits, read: Counts, job: Job, arrays: Mapping[str, str])
         options=job.options.as_recorded(),
         splits={split: _split_info(buckets) for split, buckets in splits.items()},
         corpus=read,
-        dropped=_dropped(splits),
+        dropped=dropped,
         arrays=arrays,
     ).with_hash()
-
-
-def _dropped(splits: Splits) -> dict[str, Counts]:
-    built = [bucket for buckets in splits.values() for bucket in buckets]
-    return {rule: sum((bucket.dropped[rule] for bucket in built), Counts()) for rule in RULES}
 
 
 def _split_info(buckets: Sequence[Built]) -> SplitInfo:

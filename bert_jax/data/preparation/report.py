@@ -17,6 +17,8 @@ USED_SHARE = 0.95
 """Share of the read tokens that are in instances; below it, a warning says why."""
 
 _FEWEST_DOCUMENTS = 4  # of which two are held out
+_EVAL_SHARE = 0.1  # of the tokens, and _EVAL_TIMES what was asked for: above both, a warning
+_EVAL_TIMES = 3
 _SHORT_DOCUMENT = 6  # sentences; paragraphs of prose have 1 to 6, 3.0 on average, articles of Wikipedia 15 to 21
 _DOCUMENTS_PER_FILE = 50
 _SAMPLED_FILES = 8
@@ -103,7 +105,15 @@ def _sum(info: DatasetInfo) -> SplitInfo:
 
 def _warn_of_eval_split(info: DatasetInfo, total: SplitInfo) -> None:
     held_out = info.splits["eval"]
-    if not info.options["eval_fraction"] or (total.documents >= _FEWEST_DOCUMENTS and held_out.documents >= 2):
+    share, fraction = held_out.tokens / max(1, total.tokens), info.options["eval_fraction"]
+    if fraction and share > max(_EVAL_SHARE, _EVAL_TIMES * fraction):
+        log.warning(
+            "The eval split has %.0f%% of the tokens, expected %g%%: it has at least two documents of few, "
+            "or of very different lengths; provide more, or pass --eval_fraction 0",
+            100 * share,
+            100 * fraction,
+        )
+    if not fraction or (total.documents >= _FEWEST_DOCUMENTS and held_out.documents >= 2):
         return
     if held_out.documents and info.options["pairs"] == "none":  # its lines are held out
         return

@@ -67,30 +67,56 @@ def line_threshold(runs: Sequence[Run], options: PrepareOptions) -> int:
     return _threshold(lowest, options)
 
 
-def hold_out_lines(job: Job, threshold: int, run: Run) -> Run:
-    """Returns a run whose documents are each two: the lines with hashes below the threshold, and the other lines.
+def hold_out_lines(
+    job: Job, runs: Sequence[Run], repeated: Run | None, threshold: int, task: tuple[int, tuple[int, int]]
+) -> tuple[Run, dict[str, Counts]]:
+    """Filters documents in a range of hashes, and makes each two: lines with hashes below the threshold, and the rest.
 
     The hashes of the former are below the share `eval_fraction`, those of the latter above.
+
+    Args:
+      job: the inputs of every task.
+      runs: all runs.
+      repeated: the sorted `hashes` of lines to drop, if any.
+      threshold: that of `line_threshold`.
+      task: the number of the task, and the range of the documents' hashes.
+
+    Returns:
+      A run of the halves, and what the filters drop.
     """
+    number, (low, high) = task
+    documents = _filter(job, repeated).read(runs, low, high, "tokens", "lines")
+    order = np.argsort(documents.hashes, kind="stable")
+    order = np.repeat(order, documents.copies[order])
+    lengths, sizes = documents.arrays["lengths"], documents.sentences[order]
+    sentence = _ranges(_starts(documents.sentences)[order], sizes)
+    owner = np.repeat(np.arange(len(order)), sizes)
+    is_held = documents.arrays["lines"][sentence] < np.uint64(min(threshold, 2**64 - 1))
+    halves = np.concatenate([np.bincount(owner[side], minlength=len(order)) for side in (is_held, ~is_held)])
+    sentence = np.concatenate([sentence[is_held], sentence[~is_held]])
     limit = int(job.options.eval_fraction * 2**64)
-    hashes, lengths = run.array("hashes").tolist(), run.array("lengths")
-    owner = np.repeat(np.arange(len(hashes)), np.diff(run.array("sentence_at")))
-    is_held = run.array("lines") < np.uint64(min(threshold, 2**64 - 1))
-    order = np.argsort(~is_held, kind="stable")
-    number = np.concatenate([np.bincount(owner[side], minlength=len(hashes)) for side in (is_held, ~is_held)])
+    hashes = documents.hashes[order].tolist()
     scaled = [value * limit >> 64 for value in hashes] + [limit + (value * (2**64 - limit) >> 64) for value in hashes]
-    sentence_at = np.cumsum([0, *number[number > 0]])
-    tokens, of_held = run.array("tokens"), np.repeat(is_held, lengths)
+    sentence_at = np.cumsum([0, *halves[halves > 0]])
+    tokens = documents.arrays["tokens"][_ranges(_starts(lengths)[sentence], lengths[sentence])]
     arrays = {
-        "hashes": np.array(scaled, np.uint64)[number > 0],
+        "hashes": np.array(scaled, np.uint64)[halves > 0],
         "sentence_at": sentence_at,
-        "token_at": np.concatenate([[0], np.cumsum(lengths[order])])[sentence_at],
-        "lengths": lengths[order],
-        "tokens": np.concatenate([tokens[of_held], tokens[~of_held]]),
-        "lines": run.array("lines")[order],
-        "begins_line": run.array("begins_line")[order],
+        "token_at": np.concatenate([[0], np.cumsum(lengths[sentence])])[sentence_at],
+        "lengths": lengths[sentence],
+        "tokens": tokens,
     }
-    return write_run(f"{run.path}-lines", run.counts, arrays)
+    counts = Counts(len(order), len(sentence), len(tokens))
+    return write_run(f"{job.work}/halves-{number:06d}", counts, arrays), documents.dropped
+
+
+def _filter(job: Job, repeated: Run | None) -> Filter:
+    return Filter(job.options, repeated.array("hashes") if repeated else np.zeros(0, np.uint64))
+
+
+def _ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Returns the numbers of the ranges [start, start + size), one after the other."""
+    return np.repeat(starts - _starts(sizes), sizes) + np.arange(sizes.sum())
 
 
 def _starts(sizes: np.ndarray) -> np.ndarray:
@@ -139,8 +165,7 @@ def build(job: Job, runs: Sequence[Run], repeated: Run | None, bucket: Bucket) -
       repeated: the sorted `hashes` of lines to drop, if any.
       bucket: the range of hashes.
     """
-    filtered = Filter(job.options, repeated.array("hashes") if repeated else np.zeros(0, np.uint64))
-    documents = filtered.read(runs, bucket.low, bucket.high, "tokens")
+    documents = _filter(job, repeated).read(runs, bucket.low, bucket.high, "tokens")
     tokens, lengths = documents.arrays["tokens"], documents.arrays["lengths"]
     order = np.argsort(documents.hashes, kind="stable")
     hashes, copies = documents.hashes[order], documents.copies[order]

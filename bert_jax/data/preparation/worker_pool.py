@@ -1,39 +1,52 @@
 """Parallel map over independent tasks with a process pool."""
 
 import itertools
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from logging.handlers import QueueHandler
 from multiprocessing import get_context, parent_process
+from queue import SimpleQueue
 from typing import TypeVar
 
 from bert_jax.errors import BertJaxError
+
+_PACKAGE = logging.getLogger("bert_jax")
+_records: SimpleQueue[logging.LogRecord] = SimpleQueue()  # of a task in a worker
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
 def map_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers: int) -> Iterator[tuple[Task, Result]]:
-    """Yields (task, result) pairs as they finish, from `workers` processes; from this process if one is sufficient."""
+    """Yields (task, result) pairs as they finish, from `workers` processes; from this process if one is sufficient.
+
+    What a task logs is logged by this process when the task is finished.
+    """
     if min(workers, len(tasks)) <= 1:
         for task in tasks:
             yield task, function(task)
         return
     # Spawned, not forked: the tokenizer and ArrayRecord have threads, and a fork would copy their locks.
-    pool = ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"), initializer=_start_worker)
+    level = _PACKAGE.getEffectiveLevel()
+    pool = ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"), _start_worker, (level,))
     try:
-        waiting: dict[Future[Result], Task] = {}
+        waiting: dict[Future[tuple[Result, list[logging.LogRecord]]], Task] = {}
         rest = iter(tasks)
         while True:
             for task in itertools.islice(rest, 2 * workers - len(waiting)):  # a short queue, because tasks use memory
-                waiting[pool.submit(function, task)] = task
+                waiting[pool.submit(_run, function, task)] = task
             if not waiting:
                 return
             done, _ = wait(waiting, return_when=FIRST_COMPLETED)
             for future in done:
-                yield waiting.pop(future), future.result()
+                result, records = future.result()
+                for record in records:
+                    logging.getLogger(record.name).handle(record)
+                yield waiting.pop(future), result
     except BrokenProcessPool as error:
         raise BertJaxError(
             f"--workers={workers}: a worker died, probably out of memory; use fewer or a smaller --bucket_tokens"
@@ -47,9 +60,18 @@ def one_thread() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-def _start_worker() -> None:
+def _start_worker(level: int) -> None:
     one_thread()
+    _PACKAGE.handlers = [QueueHandler(_records)]
+    _PACKAGE.setLevel(level)
+    _PACKAGE.propagate = False
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _run(function: Callable[[Task], Result], task: Task) -> tuple[Result, list[logging.LogRecord]]:
+    """Runs a task in a worker; returns its result and what it logs."""
+    result = function(task)
+    return result, [_records.get() for _ in range(_records.qsize())]
 
 
 def _end_with_parent() -> None:

@@ -1,5 +1,6 @@
 """Files of folders and patterns: those that describe a dataset are skipped."""
 
+import errno
 import logging
 import os
 import shutil
@@ -84,6 +85,30 @@ def test_a_link_to_the_folder_itself_ends(write, tmp_path):
     assert expand(["d"]) == ["d/e/a.parquet"]
 
 
+@pytest.mark.parametrize("pattern", ["d", "d/**", "d/**/*.txt", "d/*/*.txt", "d/*/*/*.txt"])
+def test_a_folder_that_cannot_be_read_is_refused(write, pattern, monkeypatch):
+    write("d/a.txt", "d/open/b.txt", "d/open/e/b.txt", "d/closed/c.txt")
+    real = os.scandir
+
+    def scandir(path):
+        if str(path).rstrip("/") == "d/closed":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(InputError, match="d/closed"):
+        expand([pattern])
+
+
+@pytest.mark.parametrize("pattern", ["d", "d/*", "d/gone.txt"])
+def test_a_link_to_nothing_is_refused(write, pattern):
+    write("d/a.txt")
+    os.symlink("missing", "d/gone.txt")
+    os.symlink("missing", "d/.lock")
+    with pytest.raises(InputError, match=r"d/gone\.txt"):
+        expand([pattern])
+
+
 def test_descriptions_in_a_store_are_skipped(store, caplog):
     for name in ("wiki/en/a.parquet", "wiki/README.md", "wiki/.gitattributes", "text/README.md"):
         store.put(name, b"text")
@@ -125,6 +150,16 @@ def test_own_files_are_no_input(dataset_dir: Path, tokenizer, tmp_path: Path, ca
     assert [os.path.relpath(piece.path, tmp_path) for piece in found] == ["a.txt", "dataset.json", "earlier/notes.txt"]
     assert len([message for message in caplog.messages if "earlier/dataset.json" in message]) == 1
     found = corpus.plan([f"{tmp_path}/**/*.txt"], CorpusOptions(), vocabulary=str(tmp_path / "earlier"))
-    assert [os.path.basename(piece.path) for piece in found] == ["a.txt", "words.txt"]
+    assert [os.path.basename(piece.path) for piece in found] == ["a.txt", "notes.txt", "words.txt"]
     with pytest.raises(InputError, match=r"--input=.*words\.txt"):
         corpus.plan([vocabulary], CorpusOptions(), vocabulary=vocabulary)
+
+
+@pytest.mark.parametrize("has_model", [False, True])
+def test_text_beside_the_vocabulary_is_read(write, has_model):
+    """Only files of the tokenizer and the model are skipped in the folder of a vocabulary."""
+    names = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "merges.txt"]
+    names += ["config.json", "model.safetensors", "pytorch_model.bin", "spiece.model"] if has_model else []
+    write("c/a.txt", "c/README.md", "c/sub/b.jsonl", "c/sub/vocab.txt", *(f"c/{name}" for name in names))
+    found = [piece.path for piece in corpus.plan(["c/a.txt", "c/README.md", "c"], CorpusOptions(), vocabulary="c")]
+    assert found == ["c/a.txt", *([] if has_model else ["c/README.md"]), "c/sub/b.jsonl", "c/sub/vocab.txt"]

@@ -61,6 +61,14 @@ def test_errors_name_stdin(pipe, tokenizer, tmp_path):
         run("-", tokenizer, tmp_path / "data")
 
 
+def test_warnings_name_stdin(pipe, vocabulary_file, tmp_path, capsys):
+    pipe(TEXT + b"\nthe caf\xe9 .\n")
+    options = ["--vocab", vocabulary_file, "--output", tmp_path / "data", "--errors", "replace", "--workers", 1]
+    assert cli.main([str(word) for word in ["prepare", "--input", "-", *options]]) == 0
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "U+FFFD" in line]
+    assert " stdin: " in line
+
+
 @pytest.mark.parametrize(("content", "is_terminal", "word"), [(b"", False, "no bytes"), (b"text", True, "terminal")])
 def test_stdin_without_text_is_refused(content, is_terminal, word, pipe, tokenizer, tmp_path):
     pipe(content, is_terminal)

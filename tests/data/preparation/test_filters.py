@@ -1,5 +1,7 @@
 """Filters: what each option drops is counted, and nothing else is dropped."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support import helpers
@@ -92,7 +94,9 @@ def test_a_document_of_repeated_lines_alone_is_none(tokenizer, tmp_path):
     texts = [*documents(50), *["the menu .\nthe owl ."] * 30]
     dataset = run(texts, tokenizer, tmp_path, max_line_repeats=20)
     assert totals(dataset)[0][0] == 50
-    assert dataset.info.dropped["short_documents"].documents == 30
+    lost = dataset.info.dropped["repeated_lines"]
+    assert (lost.documents, lost.sentences) == (30, 60)
+    assert dataset.info.dropped["short_documents"] == Counts()
 
 
 @pytest.mark.parametrize(
@@ -132,7 +136,7 @@ def test_documents_that_lose_all_lines_shift_no_other(tokenizer, tmp_path):
     empty = ["\n".join(["the menu ."] * lines) for lines in range(1, 41)]
     noisy = run([*plain, *empty], tokenizer, tmp_path / "noisy", max_line_repeats=100, eval_fraction=0.0)
     clean = run(plain, tokenizer, tmp_path / "clean", eval_fraction=0.0)
-    assert noisy.info.dropped["short_documents"].documents == 40
+    assert noisy.info.dropped["repeated_lines"].documents == 40
     ids = [np.sort(each.instances("train", np.arange(each.size("train")))["instance_ids"]) for each in (noisy, clean)]
     firsts = [set(found.tolist()) for found in ids]
     assert len(firsts[0] & firsts[1]) >= 60  # the hash of a document, and its first instance's id, are its own
@@ -153,7 +157,7 @@ def test_lines_are_counted_in_distinct_documents(workers, tokenizer, tmp_path):
     assert both.info.dropped["repeated_lines"].sentences == 9
     assert totals(both)[0][0] == 40 + 9 + 1
     lines_alone = run(noisy, tokenizer, tmp_path / "lines", workers, max_line_repeats=8)
-    assert lines_alone.info.dropped["short_documents"].documents == 13
+    assert lines_alone.info.dropped["repeated_lines"].documents == 13
 
 
 def test_every_token_is_counted_once(tokenizer, tmp_path):
@@ -180,6 +184,34 @@ def test_the_eval_split_has_two_documents_of_those_that_the_filters_keep(
     data = run([*short, *long], tokenizer, tmp_path, **options)
     assert data.info.splits["eval"].documents == held_out
     assert data.info.splits["train"].documents == articles - held_out
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    ("limits", "dropped"),
+    [
+        ({"min_document_tokens": 1000}, {}),
+        ({"max_document_tokens": -1}, {"long_documents": 2}),
+        ({"drop_duplicates": True}, {"duplicate_documents": 1}),
+        ({"drop_duplicates": True, "max_line_repeats": 1}, {"duplicate_documents": 1}),
+        ({}, {}),
+    ],
+)
+def test_filters_decide_on_documents_whose_lines_are_held_out(limits, dropped, workers, tokenizer, tmp_path):
+    """Counts each document once, whole, though its lines are in both splits."""
+    long = "\n".join(documents(100)).split("\n")
+    texts = ["\n".join(f"{line} {number}" for number, line in enumerate(long)), "the ship"]
+    texts += texts[:1]
+    tokens = len(tokenizer.encode_batch(texts)[0])
+    limits = {name: tokens - 10 if value == -1 else value for name, value in limits.items()}
+    info = run(texts, tokenizer, tmp_path, workers, pairs="none", **{"eval_fraction": 0.02} | limits).info
+    lost = {rule: counts.documents for rule, counts in info.dropped.items() if counts.documents}
+    short = {"short_documents": 1} if "min_document_tokens" in limits else {}
+    assert lost == dropped | short
+    kept = [Counts(0, split.sentences, split.tokens) for split in info.splits.values()]
+    assert replace(sum(info.dropped.values(), sum(kept, Counts())), documents=0) == replace(info.corpus, documents=0)
+    if "max_document_tokens" not in limits:
+        assert 0 < info.splits["eval"].tokens < 0.1 * info.corpus.tokens
 
 
 @pytest.mark.parametrize(

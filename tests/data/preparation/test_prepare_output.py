@@ -1,5 +1,6 @@
 """The output of preparation is complete or absent: after a kill, a full disk, a broken file or another process."""
 
+import logging
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from bert_jax.data.corpora import corpus
 from bert_jax.data.dataset import INFO_FILE, PreparedDataset
 from bert_jax.data.preparation import pipeline, shards, sorted_runs
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
+from bert_jax.data.preparation.worker_pool import map_tasks
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic
 
@@ -125,6 +127,17 @@ def test_scratch_elsewhere(whole, corpus_file, tokenizer, tmp_path):
     prepare([str(corpus_file)], tokenizer, str(tmp_path / "data"), options, scratch=str(tmp_path / "scratch"))
     assert files(tmp_path / "data") == files(whole)
     assert not list((tmp_path / "scratch").iterdir())
+
+
+@pytest.mark.parametrize(("level", "logged"), [(logging.WARNING, ["a", "b"]), (logging.ERROR, [])])
+def test_workers_log_as_the_command_does(level, logged, caplog, capfd):
+    with caplog.at_level(level, "bert_jax"):
+        assert sorted(map_tasks(logging.getLogger("bert_jax.data").warning, ["a", "b"], 2)) == [
+            ("a", None),
+            ("b", None),
+        ]
+    assert sorted(caplog.messages) == logged
+    assert not capfd.readouterr().err.startswith(("a", "b"))  # written by a worker itself
 
 
 # --- A killed process -------------------------------------------------------------------------------------------

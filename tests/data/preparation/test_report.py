@@ -234,3 +234,9 @@ def test_two_lines_are_held_out_at_least(tokenizer, tmp_path):
     data = run(tmp_path / "a.txt", tokenizer, tmp_path / "data", pairs="none", eval_fraction=1e-9)
     assert data.info.splits["eval"].sentences == 2
     assert data.info.splits["train"].sentences == 48
+
+
+def test_a_large_eval_split_is_named(tokenizer, tmp_path, caplog):
+    (tmp_path / "a.txt").write_text("\n\n".join("\n".join(numbered("the ship .", 20 + n)) for n in range(5)))
+    run(tmp_path / "a.txt", tokenizer, tmp_path / "data", eval_fraction=0.01, allow_unk=1)
+    assert "--eval_fraction" in hints(caplog)

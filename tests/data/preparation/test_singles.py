@@ -48,6 +48,16 @@ def test_nothing_is_lost():
     assert min(lengths) < 4
 
 
+@pytest.mark.parametrize("sentence", [2, 100_000])
+def test_short_targets_are_a_share_of_the_sequences_of_a_document(sentence):
+    """A corpus may be one document."""
+    for seed in range(20):
+        document = document_of(*[sentence] * (100_000 // sentence))
+        [found] = make_singles([document], seq_len=42, short_seq_prob=0.1, rng=make_rng(seed))
+        short = sum(instance.a_stop - instance.a_start < 38 for instance in found) / len(found)
+        assert 0.05 < short < 0.2
+
+
 @pytest.fixture(scope="module")
 def singles_dir(tmp_path_factory, vocabulary_file):
     """Writes a file of independent lines, such as queries."""
