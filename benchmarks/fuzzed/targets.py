@@ -315,6 +315,7 @@ _JSON_LINES = "".join(
     json.dumps({"text": text, "label": number % 2, "id": number}) + "\n" for number, text in enumerate(TEXTS * 2)
 )
 _CSV = "text,label\n" + "".join(f'"{text}",{number % 2}\n' for number, text in enumerate(TEXTS * 2))
+_TSV = "text\tlabel\n" + "".join(f"{text}\t{number % 2}\n" for number, text in enumerate(TEXTS * 2))
 _CONLL = "-DOCSTART- O\n\nAda B-PER\nLovelace I-PER\nsaw O\nRome S-LOC\n\nthe O\nEU B-ORG\n"
 _MRPC = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n" + "".join(
     f"1\t{n}\t{n + 1}\t{TEXTS[0]}\t{TEXTS[1]}\n" for n in range(4)
@@ -333,7 +334,7 @@ TARGETS = {
     "corpus: JSON lines": Target("corpus.jsonl", lambda: _encoded(_JSON_LINES), _documents),
     "corpus: WikiExtractor": Target("wiki_00", lambda: _encoded(_WIKI), _documents),
     "corpus: CSV": Target("corpus.csv", lambda: _encoded(_CSV), _documents),
-    "corpus: TSV": Target("corpus.tsv", lambda: _encoded(_CSV.replace(",", "\t")), _documents),
+    "corpus: TSV": Target("corpus.tsv", lambda: _encoded(_TSV), _documents),
     "corpus: gzip": Target("corpus.txt.gz", lambda: [gzip.compress(text) for text in _encoded(*TEXTS)], _documents),
     "corpus: bzip2": Target("corpus.txt.bz2", lambda: [bz2.compress(text) for text in _encoded(*TEXTS)], _documents),
     "corpus: Zstandard": Target("corpus.txt.zst", lambda: _zstandard(), _documents),

@@ -5,6 +5,7 @@ loading scripts in the folder of Parquet, Arrow, CSV, TSV or JSON files or in a 
 if there are such files. A file that is named itself is always read, and so are all files of a folder of plain text.
 """
 
+import errno
 import glob
 import json
 import logging
@@ -72,7 +73,7 @@ def _expand_one(name: str, text_field: str) -> list[str]:
         # First as a name, because it may contain pattern characters.
         try:
             tops = [name] if os.path.exists(name) else _matches(name)
-            files = sorted({file for top in tops for file in _local_files(top) if stat.S_ISREG(os.stat(file).st_mode)})
+            files = sorted({file for top in tops for file in _local_files(top) if _is_file(file)})
         except OSError as error:
             raise InputError(
                 f"--input={name}: {error.filename}: {error.strerror}; make it readable, or move it elsewhere"
@@ -117,6 +118,16 @@ def _local_files(top: str) -> Iterator[str]:
             log.info("--input=%s: skipped, because their names begin with a dot: %s", folder, _some(sorted(hidden)))
         below[:] = sorted(name for name in below if not name.startswith("."))
         yield from (os.path.join(folder, name) for name in names if not name.startswith("."))
+
+
+def _is_file(path: str) -> bool:
+    """Returns True for a file or a link to one. Raises OSError for a link to nothing; a link to itself is none."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
 
 
 def _remote_files(name: str) -> list[str]:

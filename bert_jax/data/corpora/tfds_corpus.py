@@ -13,7 +13,7 @@ import functools
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -41,7 +41,7 @@ class _Source:
     feature: str
 
     def __str__(self) -> str:
-        return f"{PREFIX}{self.name}:{self.split}:{self.feature}"
+        return f"{PREFIX}{self.name}:{self.split}" + (f":{self.feature}" if self.feature else "")
 
 
 def is_tfds(path: str) -> bool:
@@ -127,7 +127,7 @@ def examples(dataset: str, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
     Raises:
       InputError: as `slices`, except for the text feature; or, with the index, an unreadable example.
     """
-    source = _parse(f"{dataset}:{split}")
+    source = replace(_parse(f"{dataset}:{split}"), feature="")  # all of them
     return _read(source, 0, None, _builder(source).info.features)
 
 
