@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 from bert_jax.errors import InputError
@@ -28,3 +29,11 @@ class CheckedOptions:
                 raise InputError(f"--{field.name}={value}: must be at least {low}")
             if high is not None and not low <= value <= high:
                 raise InputError(f"--{field.name}={value}: must be in [{low}, {high}]")
+
+    def check_unused(self, used: Collection[str], why: str) -> None:
+        """Raises InputError, which says `why`, for an option that is not `used` and not at its default."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.name not in used and value != field.default:
+                given = f"--{field.name}" if value is True else f"--{field.name}={value}"
+                raise InputError(f"{given}: has no effect {why}")

@@ -18,7 +18,7 @@ from bert_jax.interop.weight_files import StoredWeight, open_weights, read_json
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.text.conversion import open_folder
-from bert_jax.text.tokenizer import SETTINGS, Tokenizer
+from bert_jax.text.tokenizer import Tokenizer, read_settings
 
 CONFIG = "config.json"
 
@@ -71,8 +71,7 @@ def read(folder: epath.Path, *, lowercase: bool | None = None) -> Source:
     architecture = next((TASK_CLASSES[name] for name in named if name in TASK_CLASSES), None)
     if architecture is None:
         return assemble(folder / CONFIG, config, tokenizer, weights, required_heads(named))
-    settings = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
-    task = read_task(folder / CONFIG, architecture, values, weights, settings)
+    task = read_task(folder / CONFIG, architecture, values, weights, read_settings(folder))
     encoder = {name: weight for name, weight in weights.items() if name.startswith("bert.")}
     if task is None:  # without its output
         return assemble(folder / CONFIG, config, tokenizer, encoder, ())

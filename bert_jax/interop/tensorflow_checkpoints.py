@@ -19,7 +19,7 @@ from bert_jax.interop.tensorflow_names import is_training_state, weights_of
 from bert_jax.interop.weight_files import finite, read_json
 from bert_jax.model import BertConfig
 from bert_jax.text.conversion import VOCABULARY, read_vocab_file
-from bert_jax.text.tokenizer import SETTINGS
+from bert_jax.text.tokenizer import SETTINGS, read_settings
 from bert_jax.text.wordpiece import wordpiece_tokenizer
 
 log = logging.getLogger(__name__)
@@ -105,10 +105,9 @@ def _case(folder: epath.Path, lowercase: bool | None) -> bool:
     """Returns whether text is lowercased, from the option, the tokenizer's settings or the folder's name."""
     if lowercase is not None:
         return lowercase
-    if (folder / SETTINGS).exists():
-        stated = read_json(folder / SETTINGS).get("do_lower_case")
-        if isinstance(stated, bool):
-            return stated
+    stated = read_settings(folder).get("do_lower_case")
+    if isinstance(stated, bool):
+        return stated
     name = folder.name.lower()
     if re.search(r"(^|[^a-z])uncased([^a-z]|$)", name):
         return True

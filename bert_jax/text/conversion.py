@@ -19,8 +19,8 @@ from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.text import sentencepiece_proto
 from bert_jax.text.bert_rules import LIBRARY, PRETOKENIZED, REFERENCE
-from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer, read_tokenizer
-from bert_jax.text.wordpiece import CONTINUATION, LIBRARY_MAX_WORD_CHARACTERS, wordpiece_tokenizer  # fmt: skip
+from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer, find_special_tokens, read_settings, read_tokenizer
+from bert_jax.text.wordpiece import CONTINUATION, LIBRARY_MAX_WORD_CHARACTERS, wordpiece_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def open_folder(folder: epath.Path, *, lowercase: bool | None = None) -> Tokeniz
     Raises:
       InputError: there is no tokenizer, its files contradict each other, or the case of a `vocab.txt` is unknown.
     """
-    settings = _settings(folder)
+    settings = read_settings(folder)
     if (folder / FILE).exists():
         tokenizer = read_tokenizer(folder / FILE)
         _check_same_vocabulary(folder, tokenizer)
@@ -218,16 +218,6 @@ def _check_same_vocabulary(folder: epath.Path, tokenizer: Tokenizer) -> None:
                 )
 
 
-def _settings(folder: epath.Path) -> dict[str, Any]:
-    if not (folder / SETTINGS).exists():
-        return {}
-    try:
-        settings = json.loads(atomic.read_whole(folder / SETTINGS))
-    except ValueError as error:
-        raise InputError(f"{folder / SETTINGS}: expected a JSON object ({error!s:.200})") from error
-    return settings if isinstance(settings, dict) else {}
-
-
 def _capital(vocab: Sequence[str]) -> str:
     """Returns a piece that is a capital letter, or one with capital letters if there are many; else an empty string."""
     words = [piece for piece in vocab if not _NAMED_TOKEN.fullmatch(piece)]
@@ -270,15 +260,10 @@ def _from_proto(proto: Any) -> Tokenizer:
     fast.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="first", split=True)
     fast.add_tokens([one.piece for one in proto.pieces if one.type == sentencepiece_proto.USER_DEFINED])
     content = json.loads(fast.to_str())
-    names = {piece for piece, _ in pieces}
-    special = [next((name for name in known if name in names), None) for known in _SPECIAL_NAMES]
-    special[1] = pieces[unk][0]
-    if missing := [known[0] for known, name in zip(_SPECIAL_NAMES, special, strict=True) if name is None]:
-        raise InputError(
-            f"the SentencePiece model lacks special tokens: {' '.join(missing)}; train one with `bert-jax vocab`, or "
-            "add them as control symbols (control_symbols=[CLS],[SEP],[MASK])"
-        )
-    return Tokenizer(content, [str(name) for name in special])
+    names = find_special_tokens(
+        {piece: index for index, (piece, _) in enumerate(pieces)}, (None, pieces[unk][0], *[None] * 3)
+    )
+    return Tokenizer(content, names)
 
 
 def _log_differences(path: epath.Path, tokenizer: Tokenizer, model: bytes) -> None:
@@ -297,9 +282,6 @@ def _log_differences(path: epath.Path, tokenizer: Tokenizer, model: bytes) -> No
     log.log(
         level, "%s: %d of %d texts have other ids in the sentencepiece library%s", path, len(differ), len(texts), shown
     )
-
-
-_SPECIAL_NAMES = (("[PAD]", "<pad>"), ("[UNK]", "<unk>"), ("[CLS]",), ("[SEP]",), ("[MASK]",))
 
 
 def _bpe(pieces: Sequence[str], are_normal: Sequence[bool], unk: int) -> models.Model:

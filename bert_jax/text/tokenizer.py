@@ -75,7 +75,7 @@ class Tokenizer:
           InputError: the library refuses the content, or a special token is missing.
         """
         ids = _ids(content)
-        self.special_tokens = tuple(special_tokens or _find_special_tokens(ids))
+        self.special_tokens = tuple(special_tokens or find_special_tokens(ids))
         if missing := [token for token in self.special_tokens if token not in ids]:
             raise InputError(f"the tokenizer lacks its special tokens {' '.join(missing)}; add them as special tokens")
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (ids[name] for name in self.special_tokens)
@@ -144,7 +144,7 @@ class Tokenizer:
         """The tokenizer that recognizes special tokens in text, which `_plain` does not."""
         full = _build(self.content, self._ids)
         if self.kind == "wordpiece":  # without it, the library joins punctuation marks to words
-            full.decoder = decoders.WordPiece(self.content["model"]["continuing_subword_prefix"], cleanup=False)
+            full.decoder = decoders.WordPiece(self._prefix, cleanup=False)
         return full
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -309,21 +309,27 @@ def read_tokenizer(location: str | os.PathLike[str]) -> Tokenizer:
         raise InputError(f"{path}: {error}") from error
 
 
-def _stated_special_tokens(folder: epath.Path, content: Any) -> list[str] | None:
-    """Returns the names in the settings of a folder, or the usual ones where it has none; None without settings."""
-    stated: dict[str, Any] = {}
+def read_settings(folder: epath.Path) -> dict[str, Any]:
+    """Returns the settings of a tokenizer in a folder of `transformers`; empty if it has none.
+
+    Raises InputError for a file that is no JSON object.
+    """
+    settings: dict[str, Any] = {}
     for name in (SPECIAL_TOKENS_MAP, SETTINGS):
         if remote.exists(folder / name):
             try:
-                stated |= json.loads(atomic.read_whole(folder / name))
-            except (ValueError, TypeError) as error:
+                settings = {**settings, **json.loads(atomic.read_whole(folder / name))}
+            except (ValueError, TypeError, RecursionError) as error:
                 raise InputError(f"{folder / name}: expected a JSON object ({error!s:.200})") from error
-    named = [stated.get(f"{role}_token") for role in ROLES]
+    return settings
+
+
+def _stated_special_tokens(folder: epath.Path, content: Any) -> list[str]:
+    """Returns the names in the settings of a folder, and the usual ones where it has none."""
+    settings = read_settings(folder)
+    named = [settings.get(f"{role}_token") for role in ROLES]
     names = [token.get("content") if isinstance(token, dict) else token for token in named]
-    if not any(names):
-        return None
-    usual = _find_special_tokens(_ids(content), known=names)
-    return [str(name or other) for name, other in zip(names, usual, strict=True)]
+    return find_special_tokens(_ids(content), known=[str(name) if name else None for name in names])
 
 
 def _ids(content: Any) -> dict[str, int]:
@@ -344,8 +350,8 @@ def _ids(content: Any) -> dict[str, int]:
     return ids
 
 
-def _find_special_tokens(ids: Mapping[str, int], known: Sequence[str | None] = (None,) * len(ROLES)) -> list[str]:
-    """Returns the first usual name of each role that is a piece, except of those whose name is known.
+def find_special_tokens(ids: Mapping[str, int], known: Sequence[str | None] = (None,) * len(ROLES)) -> list[str]:
+    """Returns the name of each role's token: the known one, or else the first usual name that is a piece.
 
     Raises InputError for a role without one.
     """

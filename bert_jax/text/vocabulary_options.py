@@ -1,7 +1,6 @@
-"""Options of `bert-jax vocab`, and those of the text that `prepare` shares; each is declared once."""
+"""Options of `bert-jax vocab`, each declared once."""
 
-import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bert_jax.errors import InputError
@@ -123,17 +122,8 @@ def check_vocab_options(
             f"--from={source}: has no effect with --input" if source else "expected --input, or --from FILE"
         )
     if not extend:
-        _check_unused(extension, (), "without --extend; add --extend FILE, or remove it")
+        extension.check_unused((), "without --extend; add --extend FILE, or remove it")
     if extend:
-        _check_unused(training, (), f"with --extend={extend}, whose rules are kept; remove it")
+        training.check_unused((), f"with --extend={extend}, whose rules are kept; remove it")
     elif source:
-        _check_unused(training, TextOptions.__dataclass_fields__, f"with --from={source}; remove it")
-
-
-def _check_unused(options: CheckedOptions, used: Collection[str], why: str) -> None:
-    """Raises InputError for a value that is not the default of an option that is not `used`."""
-    for field in dataclasses.fields(options):  # type: ignore[arg-type]
-        value = getattr(options, field.name)
-        if field.name not in used and value != field.default:
-            given = f"--{field.name}" if value is True else f"--{field.name}={value}"
-            raise InputError(f"{given}: has no effect {why}")
+        training.check_unused(TextOptions.__dataclass_fields__, f"with --from={source}; remove it")

@@ -12,6 +12,7 @@ from bert_jax.text.languages import check_language
 
 LONGEST_SEQ_LEN = 1 << 15
 _READING = ("text_field", "ids_field", "tsv_quotes")
+_OF_TEXT = ("text_field", "tsv_quotes", "documents", "errors", "sentences", "language")
 MAX_SHARE = 0.2
 """Default of `--allow_unk`. Released vocabularies have shares below 0.005 on text that they were trained for."""
 
@@ -81,6 +82,12 @@ class PrepareOptions(FilterOptions, CorpusOptions, InstanceOptions):
         metavar="NAME",
     )
     bucket_tokens: int = option(16 << 20, "tokens per shard, the unit in a worker's memory", low=1024)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ids_field:
+            used = {field.name for field in dataclasses.fields(self)} - {*_OF_TEXT}
+            self.check_unused(used, f"with --ids_field={self.ids_field}; remove it")
 
     @property
     def needs_lines(self) -> bool:

@@ -10,6 +10,7 @@ from support import helpers
 from support.preparing import files, run
 
 from bert_jax.data.corpora import corpus
+from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.errors import InputError
 from bert_jax.text.sentences import lines
 
@@ -39,7 +40,7 @@ def test_sentences_of_ids_make_as_many_as_their_text(pairs, tokenizer, tmp_path)
     (tmp_path / "a.txt").write_text("\n\n".join(DOCUMENTS))
     path = write(tmp_path / "a.parquet", tokenized(tokenizer))
     for name, source, options in (("text", tmp_path / "a.txt", {}), ("ids", path, {"ids_field": "input_ids"})):
-        run(source, tokenizer, tmp_path / name, sentences="lines", pairs=pairs, **options)
+        run(source, tokenizer, tmp_path / name, pairs=pairs, **options)
     assert counts(tmp_path / "text") == counts(tmp_path / "ids")
 
 
@@ -105,3 +106,15 @@ def test_what_has_no_ids_is_refused(name, rows, field, words, tokenizer, tmp_pat
         write(path, rows)
     with pytest.raises(InputError, match=rf"{name}.*{words}"):
         run(path, tokenizer, tmp_path / "data", ids_field=field)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("text_field", "body"), ("tsv_quotes", True), ("documents", "file"), ("errors", "replace"),
+        ("sentences", "lines"), ("language", "de"),
+    ],
+)  # fmt: skip
+def test_options_of_text_are_refused(option: str, value: object):
+    with pytest.raises(InputError, match=rf"--{option}.*--ids_field=ids"):
+        PrepareOptions(ids_field="ids", **{option: value})
