@@ -48,12 +48,13 @@ def sample(rows: list, count: int) -> list:
 
 
 def glue_rows(data: Path, name: str, split: str) -> list[dict]:
-    from bert_jax.finetuning.inputs.task_files import BadRows
-    from bert_jax.finetuning.tasks import glue
+    from bert_jax.finetuning.rows import BadRows
+    from bert_jax.finetuning.tasks.glue import GlueTask
 
+    task = GlueTask.of(name)
     return [
         {"text": row.text_a, **({} if row.text_b is None else {"text_pair": row.text_b}), "label": row.label}
-        for row in glue.read_split(data / "glue", glue.get_task(name), split, BadRows())
+        for row in task.read(task.find(str(data / "glue"), {})[split], BadRows(), split=split)
     ]
 
 
@@ -110,8 +111,8 @@ def write_encoder(encoder: Path, folder: Path) -> None:
 
     pieces = (encoder / "vocab.txt").read_text().split("\n")
     special = {pieces.index(piece) for piece in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")}
-    task = read_task(folder, encoder / "vocab.txt")
-    rows = [task.train(), *(split.examples for split in task.splits())]
+    _, training, splits = read_task(folder, encoder / "vocab.txt")
+    rows = [split.encoded for split in (training, *splits)]
     kept = sorted(special.union(*(sequence.input_ids for one in rows for sequence in one.sequences)))
     weights, words = load_file(encoder / "model.safetensors"), "embeddings.word_embeddings.weight"
     weights[words] = np.ascontiguousarray(weights[words][kept])
@@ -126,11 +127,10 @@ def write_encoder(encoder: Path, folder: Path) -> None:
 
 def read_task(folder: Path, vocabulary: Path) -> Any:
     from bert_jax.config import FinetuneConfig, load_config
-    from bert_jax.finetuning.inputs.batching import Encoding
-    from bert_jax.finetuning.task_kinds import TASK_KINDS
+    from bert_jax.finetuning.tasks import kinds
     from bert_jax.text.conversion import convert_vocabulary
 
-    settings: dict[str, object] = {"data.path": folder}
+    settings: dict[str, object] = {"data.path": folder, "task.max_seq_len": MAX_SEQ_LEN}
     if folder.name != "wnut17":
         has_pairs = "text_pair" in json.loads((folder / "train.jsonl").read_text().split("\n")[0])
         settings |= {
@@ -140,13 +140,13 @@ def read_task(folder: Path, vocabulary: Path) -> Any:
     name = "finetune/ner" if folder.name == "wnut17" else "finetune/text"
     config = load_config(name, [(key, str(value)) for key, value in settings.items()], kind=FinetuneConfig)
     tokenizer = convert_vocabulary(str(vocabulary))
-    return TASK_KINDS[config.task.kind].from_config(config, Encoding(tokenizer, MAX_SEQ_LEN))
+    return kinds.read_task(config, tokenizer)
 
 
 # --- Orders ----------------------------------------------------------------------------------------------------------
 def orders(options: argparse.Namespace) -> None:
     """Prints the padding and the variation of labels in each order, over all examples in the folder."""
-    from bert_jax.finetuning.inputs.batching import epoch_of_batches
+    from bert_jax.finetuning.batches import epoch_of_batches
     from bert_jax.text.sequences import padded_length
 
     print(
@@ -154,8 +154,8 @@ def orders(options: argparse.Namespace) -> None:
         f"average |\n|{' --- |' * 6}"
     )
     for name in options.tasks.split(","):
-        task = read_task(options.folder / name, options.folder / name / "encoder" / "vocab.txt")
-        rows, lengths = task.train(), task.train().lengths()
+        task, training, _ = read_task(options.folder / name, options.folder / name / "encoder" / "vocab.txt")
+        rows, lengths = training.encoded, training.encoded.lengths()
         # The label of a tagged sentence is the number of its words with a tag other than O.
         labels = np.array([np.sum(np.asarray(label) > 0) if task.kind == "tag" else label for label in rows.labels])
         labels = (labels - labels.mean()) / labels.std()
@@ -209,9 +209,8 @@ class Work:
 
 @functools.cache
 def work_of(folder: Path) -> Work:
-    task = read_task(folder, folder / "encoder" / "vocab.txt")
-    (dev,) = task.splits()
-    return Work(folder, task, task.train(), dev)
+    task, training, (dev,) = read_task(folder, folder / "encoder" / "vocab.txt")
+    return Work(folder, task, training.encoded, dev)
 
 
 @dataclass(frozen=True)
@@ -247,7 +246,7 @@ def inputs_of(work: Path, split: str, trained_layers: int | None) -> Inputs:
     import torch
 
     of = work_of(work)
-    rows = of.train if split == "train" else of.dev.rows
+    rows = of.train if split == "train" else of.dev.encoded
     starts = np.concatenate([[0], np.cumsum(rows.lengths())])
     whole = Inputs(rows, starts, None)
     if trained_layers is None:
@@ -269,7 +268,7 @@ def inputs_of(work: Path, split: str, trained_layers: int | None) -> Inputs:
 
 
 def by_length(rows: Any) -> Iterable[np.ndarray]:
-    from bert_jax.finetuning.inputs.batching import in_order
+    from bert_jax.finetuning.batches import in_order
 
     return in_order(rows, 64)
 
@@ -350,7 +349,7 @@ def run_one(folder: Path, setting: Setting, window: int, seed: int) -> dict:
     """Returns a line of the results: the settings, the score on dev, losses of epochs, and the time per example."""
     import torch
 
-    from bert_jax.finetuning.inputs.batching import epoch_of_batches
+    from bert_jax.finetuning.batches import epoch_of_batches
 
     began = time.process_time()
     work = work_of(folder / setting.task)
@@ -374,9 +373,9 @@ def run_one(folder: Path, setting: Setting, window: int, seed: int) -> dict:
         tokens.append(int(np.diff(train.starts)[examples].max()))
         cpu.append(time.process_time())
     model.eval()
-    dev_outputs: list[Any] = [None] * len(work.dev.rows)
+    dev_outputs: list[Any] = [None] * len(work.dev.encoded)
     with torch.no_grad():
-        for examples in by_length(work.dev.rows):
+        for examples in by_length(work.dev.encoded):
             logits = outputs(model, setting.trained_layers, dev.batch(examples)).numpy()
             for example, example_logits in zip(examples, logits, strict=True):
                 length = dev.starts[example + 1] - dev.starts[example]
@@ -395,12 +394,13 @@ def run_one(folder: Path, setting: Setting, window: int, seed: int) -> dict:
 
 def score(work: Work, dev_outputs: list[np.ndarray]) -> float:
     """Returns the metric in `TASKS` for a model's outputs on the dev set."""
-    from bert_jax.finetuning import task_metrics
+    from bert_jax.finetuning import metrics
 
     name = TASKS[work.folder.name]
     if name != "matthews":
-        return work.dev.score(dev_outputs)[name]
-    return task_metrics.matthews(np.asarray(work.dev.rows.labels), np.stack(dev_outputs).argmax(axis=-1))
+        return work.task.score(work.dev, dev_outputs)[name]
+    labels = [int(example.label) for example in work.dev.examples]
+    return metrics.matthews(labels, np.stack(dev_outputs).argmax(axis=-1))
 
 
 def run(options: argparse.Namespace) -> None:

@@ -221,7 +221,7 @@ def _check_config(options: argparse.Namespace) -> Iterator[str]:
     from bert_jax.config import FinetuneConfig, load_config
 
     if options.command == "finetune":
-        from bert_jax.finetuning.task_checks import check_config
+        from bert_jax.finetuning.checks import check_config
 
         config = load_config(options.config, options.overrides, kind=FinetuneConfig)
         check_config(config)

@@ -33,10 +33,9 @@ from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.files.format_versions import read_json, write_json
-from bert_jax.finetuning.inputs.batching import Encoding
-from bert_jax.finetuning.search import SEARCH_FILE, planned_runs, search
-from bert_jax.finetuning.task_checks import model_of
-from bert_jax.finetuning.task_kinds import read_task
+from bert_jax.finetuning.checks import model_of
+from bert_jax.finetuning.finetune import SEARCH_FILE, planned_runs, search
+from bert_jax.finetuning.tasks.kinds import read_task
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.progress import Bars, silent
@@ -118,7 +117,7 @@ class Study:
         if config.search.learning_rates and "optimizer.learning_rate" in dict(self.overrides):
             raise InputError(
                 f"{where}: optimizer.learning_rate has no effect in a search; set "
-                "--config.finetuning.search.learning_rates=..."
+                "--config.finetuning.finetune.learning_rates=..."
             )
         _with_context(where, planned_runs, config)
         return config
@@ -260,8 +259,7 @@ def _read_tasks(plan: Study, folder: epath.Path) -> None:
                 continue
             read.add(files)
             tokenizer = tokenizer or _tokenizer(row)
-            encoding = Encoding(tokenizer, config.task.max_seq_len)
-            _with_context(f"task {task.name!r}", read_task, config, encoding)
+            _with_context(f"task {task.name!r}", read_task, config, tokenizer)
 
 
 def _tokenizer(row: PlannedRow) -> Tokenizer:

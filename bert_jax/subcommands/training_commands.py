@@ -77,7 +77,6 @@ def run_finetune(options: argparse.Namespace) -> None:
         from bert_jax.config import FinetuneConfig, load_config
         from bert_jax.finetuning.finetune import finetune
         from bert_jax.finetuning.results import unscored
-        from bert_jax.finetuning.search import is_search, search
         from bert_jax.runtime.processes import is_first, joined_processes
         from bert_jax.tracking.metrics import finite_json
 
@@ -85,8 +84,7 @@ def run_finetune(options: argparse.Namespace) -> None:
             progress = bars(quiet=options.quiet) if is_first() else silent
             strict = [("data.strict", "True")] if options.strict else []
             config = load_config(options.config, [*options.overrides, *strict], kind=FinetuneConfig)
-            run = search if is_search(config) else finetune
-            scores = run(config, options.workdir, stop=stop, bars=progress)
+            scores = finetune(config, options.workdir, stop=stop, bars=progress)
             if is_first():
                 print(finite_json(scores or unscored(options.workdir), indent=2))
 
