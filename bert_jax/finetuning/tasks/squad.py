@@ -17,7 +17,6 @@ from bert_jax.finetuning.tasks.squad_metrics import best_thresholds, score_v1, s
 from bert_jax.finetuning.tasks.squad_spans import Answers, answer_questions, build_windows, write_answers
 from bert_jax.text.tokenizer import Tokenizer
 
-
 _ROUNDING = 1e-4  # of logits
 
 
