@@ -514,6 +514,7 @@ class StudyConfig(Section):
     note: str = ""  # Text below the title, such as the metrics of the columns.
     pretraining: PretrainConfig = PretrainConfig()  # A whole config of pre-training, by default of BERT-BASE.
     checkpoints: StudyCheckpointKeys = StudyCheckpointKeys()  # Encoders that exist already.
+    finetuning: Mapping[str, object] = field(default_factory=dict)  # Overrides of the fine-tuning of every task.
     task_data: str = ""  # Folder of the tasks' data.
     rows: tuple[StudyRow, ...] = ()  # `StudyRow`s, or dicts with their keys.
     tasks: tuple[StudyTask, ...] = ()  # `StudyTask`s, or dicts with their keys.
