@@ -13,7 +13,6 @@
 
 from etils import epy
 
-from bert_jax.supported_versions import check_installed
 from bert_jax.version import __version__ as __version__
 
 with epy.lazy_api_imports(globals()):  # `import bert_jax` does not wait for JAX
@@ -42,5 +41,3 @@ __all__ = [
     "load_config",
     "pretrain",
 ]
-
-check_installed()
