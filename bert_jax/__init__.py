@@ -15,7 +15,6 @@
 
 from etils import epy
 
-from bert_jax.supported_versions import check_installed
 from bert_jax.version import __version__ as __version__
 
 with epy.lazy_api_imports(globals()):  # `import bert_jax` does not wait for JAX
@@ -40,7 +39,5 @@ __all__ = [
     "InputError", "PreTrained", "PrepareOptions", "PreparedDataset", "PretrainConfig", "Result",
     "StudyConfig", "Training", "VocabularyOptions", "__version__", "check", "compile", "evaluate",
     "export", "features", "fill_mask", "finetune", "import_", "inspect", "load", "load_config", "plan_run",
-    "predict", "prepare", "pretrain", "report", "study", "vocab"
+    "predict", "prepare", "pretrain", "report", "study", "vocab",
 ]  # fmt: skip
-
-check_installed()
