@@ -66,7 +66,6 @@ BENCHMARKS = (
     Benchmark("python benchmarks/korean.py {data}/corpus/kowiki/kowiki.jsonl.gz", 30),
     Benchmark("python benchmarks/loss_memory.py", 15),
     Benchmark("python benchmarks/kills.py --kills 500", 60),
-    Benchmark("python benchmarks/xla_flags.py", 60),
     Benchmark("python benchmarks/fuzz.py", 70),
     Benchmark("python benchmarks/soak.py", 185),
     Benchmark("python benchmarks/storage_faults.py", 45),

@@ -5,6 +5,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,42 @@ def test_a_second_call_reuses_results_and_resumes_training(fake: Path):
     assert second.returncode == 0, second.stderr
     assert [call[0] for call in again] == ["pretrain", "fill-mask", "report", "evaluate"]
     assert [call for call in calls if call[0] == "pretrain"] == [call for call in again if call[0] == "pretrain"]
+
+
+@pytest.mark.parametrize(
+    ("newer", "again"),
+    [
+        ("a.txt", {"vocab", "prepare"}),
+        ("quickstart/tokenizer.json", {"prepare"}),
+        ("quickstart/run/checkpoints/20", {"export"}),
+    ],
+)
+def test_what_is_older_than_its_input_is_made_again(fake: Path, newer: str, again: set[str]):
+    for name in ("a.txt", "quickstart/run/checkpoints/10"):
+        (fake / name).parent.mkdir(parents=True, exist_ok=True)
+        (fake / name).touch()
+    run(fake)
+    time.sleep(0.01)
+    (fake / newer).touch()
+    done, calls = run(fake)
+    assert done.returncode == 0, done.stderr
+    assert {call[0] for call in calls} & {"vocab", "prepare", "export"} == again
+
+
+def test_another_text_makes_another_vocabulary_and_dataset(fake: Path):
+    for text in ("a.txt", "b.txt"):
+        (fake / text).touch()
+    run(fake)
+    _, calls = run(fake, TEXT="b.txt")
+    assert [call[0] for call in calls[:3]] == ["vocab", "prepare", "pretrain"]
+
+
+@pytest.mark.parametrize(("option", "status"), [("--help", 0), ("-h", 0), ("--config.seed=3", 2)])
+def test_an_option_is_not_a_folder(fake: Path, option: str, status: int):
+    done, calls = run(fake, option)
+    assert (done.returncode, calls) == (status, [])
+    assert len((done.stdout + done.stderr).splitlines()) == 1
+    assert "FOLDER" in done.stdout + done.stderr
 
 
 def test_a_failed_step_ends_the_script_with_its_status(fake: Path):
