@@ -261,8 +261,8 @@ def are_scores(labels: Iterable[str]) -> bool:
 
 def _same(label: str, classes: Collection[str]) -> str:
     """Returns the class that is a label or the same whole number; the label without one."""
-    whole = _WHOLE.fullmatch(label)
-    forms = (label, whole[1], f"{whole[1]}.0") if whole else (label,)
+    whole = None if label in classes else _WHOLE.fullmatch(label)
+    forms = (whole[1], f"{whole[1]}.0") if whole else ()
     return next((form for form in forms if form in classes), label)
 
 

@@ -302,7 +302,7 @@ def test_perfect_logits_of_real_answers(data_dir: Path, vocab: str, every: int):
 
 def test_perfect_logits_of_real_answers_and_none(data_dir: Path):
     questions, _, answers = real(data_dir, "train-v2.0.partial-10articles", "uncased")
-    scores = score_v2(questions, answers.predictions(), answers.null_odds)
+    scores = score_v2(questions, answers.predictions(), answers.null_odds, 1.0)
     assert scores["NoAns_exact"] == 100.0
     assert scores["HasAns_exact"] > 99.2
     assert scores["total"] == 4_719
