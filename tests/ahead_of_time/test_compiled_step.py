@@ -89,28 +89,30 @@ def test_empty_lists_and_unknown_values_in_text():
     ]  # fmt: skip
 
 
-def refusing(error: str):
-    """A function for `make_step` whose step the compiler refuses with this error."""
+def refuse(monkeypatch: pytest.MonkeyPatch, error: str) -> None:
+    """The compiler refuses steps with this error."""
 
     def lower(*_: object) -> None:
         raise jax.errors.JaxRuntimeError(error)
 
-    return lambda mesh, plan, model: (SimpleNamespace(abstract=None), SimpleNamespace(lower=lower))
+    step = SimpleNamespace(abstract=None), SimpleNamespace(lower=lower)
+    monkeypatch.setattr(compiled_step, "plan_step", lambda *_: step)
 
 
-def test_step_that_does_not_fit_names_its_phase_the_excess_and_smaller_settings():
+def test_step_that_does_not_fit_names_its_phase_the_excess_and_smaller_settings(monkeypatch: pytest.MonkeyPatch):
     target = Target("v5e:1x2", 1, tuple(jax.devices()[:1]), 16 * GIB)
     plan = plans(load_config("bert_large:lamb", [("gradient_accumulation", "8")]), 1)[0]
-    error = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.00G of 16.00G hbm."
-    found = compile_step(target, plan, refusing(error))
+    refuse(monkeypatch, "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.00G of 16.00G hbm.")
+    found = compile_step(target, plan)
     assert (found["fits"], found["peak_bytes"], found["collectives"], found["estimate"]) == (
         False, 20 * GIB, None, None
     )  # fmt: skip
     assert re.match(r"steps 7039-8601: .*20\.00 GiB.* 16\.00 GiB.* 4\.00 GiB.*remat=full", found["problem"])
     assert "gradient_accumulation=16" in found["problem"]
     assert re.search(r"^fits +no", render(found), re.MULTILINE)
+    refuse(monkeypatch, "INTERNAL: it crashed\nstack")
     with pytest.raises(BertJaxError, match="INTERNAL: it crashed"):
-        compile_step(target, plan, refusing("INTERNAL: it crashed\nstack"))
+        compile_step(target, plan)
 
 
 SIZES = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 200}
