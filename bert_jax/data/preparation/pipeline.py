@@ -35,6 +35,7 @@ from bert_jax.data.corpora.text_hints import warn_of_text
 from bert_jax.data.dataset import (
     INFO_FILE,
     TOKEN_COUNTS_FILE,
+    TOKENIZER_FIELDS,
     Counts,
     DatasetInfo,
     SplitInfo,
@@ -318,14 +319,8 @@ def _check_kept(splits: Splits, read: Counts, dropped: Mapping[str, Counts], opt
 def _describe(
     splits: Splits, read: Counts, dropped: dict[str, Counts], job: Job, arrays: Mapping[str, str]
 ) -> DatasetInfo:
-    tokenizer = job.tokenizer
     return DatasetInfo(
-        tokenizer={
-            "kind": tokenizer.kind,
-            "lowercase": tokenizer.lowercase,
-            "vocab_size": tokenizer.vocab_size,
-            "sha256": tokenizer.sha256,
-        },
+        tokenizer={name: getattr(job.tokenizer, name) for name in TOKENIZER_FIELDS},
         seq_len=job.options.seq_len,
         seed=job.seed,
         options=job.options.as_recorded(),

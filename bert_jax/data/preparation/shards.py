@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
-from bert_jax.data.dataset import Counts, Shard, file_digest
+from bert_jax.data.dataset import Counts, Shard, file_digest, new_digest
 from bert_jax.data.hashing import random_bits
 from bert_jax.data.preparation.filters import Filter, hash_ranges
 from bert_jax.data.preparation.instances import Document, make_pairs, make_rng, make_singles
@@ -268,6 +268,7 @@ def _write_shard(
     headers = make_headers(ids[order], spans[:, 1] - spans[:, 0], spans[:, 3] - spans[:, 2], flags)
     data = tokens.data.cast("B") if len(tokens) else b""
     path = f"{job.output}/{bucket.file}"
+    content = new_digest()
     with atomic.whole_path(path) as local:
         try:
             writer = ArrayRecordWriter(str(local), _WRITER_OPTIONS)
@@ -276,7 +277,9 @@ def _write_shard(
                 ends = spans[start : start + _WRITTEN, :4].astype(np.int64) * tokens.itemsize
                 for at, (a_start, a_stop, b_start, b_stop) in enumerate(ends.tolist()):
                     parts = header[at * size : (at + 1) * size], data[a_start:a_stop], data[b_start:b_stop]
-                    writer.write(b"".join(parts))
+                    record = b"".join(parts)
+                    content.update(record)
+                    writer.write(record)
             writer.close()
             reader = ArrayRecordReader(str(local))
             count = reader.num_records()
@@ -285,5 +288,5 @@ def _write_shard(
             raise OSError(f"{path}: could not be written ({error})") from error
         if count != len(spans):
             raise OSError(f"{path}: got {count} records on disk, expected {len(spans)}")
-        shard = Shard(bucket.file, len(spans), local.stat().st_size, file_digest(local))
+        shard = Shard(bucket.file, len(spans), content.hexdigest(), local.stat().st_size, file_digest(local))
     return shard, sequence_lengths(headers).astype(np.uint16)
