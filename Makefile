@@ -8,8 +8,7 @@
 # make docs            builds the site into docs/_build/html, and checks its internal links
 # make docs-links      checks the links to other sites, with a network
 # make test-package    builds the wheel and the source distribution, and tests them outside of the clone
-# make benchmarks      reruns the quick benchmarks, and lists those whose results are older than the code
-# make benchmarks-status   prints that list alone
+# make benchmarks-status   lists the benchmarks whose results are older than the code
 # make lint            runs ruff, mypy, shellcheck and hadolint
 # make clean           deletes ./quickstart and build outputs
 PYTHON ?= python3
@@ -18,7 +17,7 @@ BIN := $(VENV)/bin
 # One more than there are cores: a test that waits for another process leaves its core to a third worker.
 WORKERS ?= $$(($$(getconf _NPROCESSORS_ONLN) + 1))
 
-.PHONY: quickstart test test-long test-slurm test-sky test-versions test-docs test-package docs docs-links benchmarks \
+.PHONY: quickstart test test-long test-slurm test-sky test-versions test-docs test-package docs docs-links \
   benchmarks-status lint clean
 
 quickstart: $(VENV)/.installed
@@ -55,12 +54,8 @@ docs-links: $(VENV)/.installed-docs
 test-package: $(VENV)/.installed-dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m 'long or not long' tests/test_packaging.py
 
-# BERT_JAX_DATA is the folder with corpus/, glue/ and vocab/ that some of them read.
-benchmarks: $(VENV)/.installed-dev
-	JAX_PLATFORMS=cpu $(BIN)/python benchmarks/overview.py --run
-
 benchmarks-status:
-	@$(PYTHON) benchmarks/overview.py
+	@$(PYTHON) benchmarks/record.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

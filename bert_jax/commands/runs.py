@@ -175,11 +175,11 @@ def compile(
 def report(workdir: Sequence[Annotated[str, Option("RUN")]], /, output: File) -> Result:
     """Reports on one run, or on several side by side: curves, scores, configs.
 
-    Reads: the metrics of workdirs
+    Reads: the metrics of workdirs, and files of compile --json
     Writes: FILE, a page
 
     Args:
-      workdir: a workdir of pretrain, finetune or study, or a folder of workdirs
+      workdir: a workdir of pretrain, finetune or study, a folder of workdirs, or a .json of compile --json
       output: a .html, which works offline
 
     Examples:
