@@ -168,6 +168,7 @@ class TextTask(Task):
     def label_in(self, row: Mapping[str, Any]) -> str | float:
         """Returns the label of a row: a class, one of `classes` if they are known, or a score. ValueError if bad."""
         value = row.get(self.label)
+        value = value.strip() if isinstance(value, str) else value
         if value is None or value == "":
             raise BadLabel(f"missing label in {self.label!r}", MISSING_LABEL)
         if not isinstance(value, str | int | float):

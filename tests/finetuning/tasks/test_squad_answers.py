@@ -1,9 +1,7 @@
 """Answers from logits, against the reference's loops said plainly, and what perfect logits score on real files."""
 
-import errno
 import json
 import math
-import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -244,22 +242,6 @@ def test_files(tokenizer: Tokenizer, tmp_path: Path):
     assert first["text"] == answers.nbest["q0"][0].text
     write_answers(epath.Path(tmp_path / "one"), answer_questions(questions, windows, *logits))
     assert {path.name for path in (tmp_path / "one").iterdir()} == {"predictions.json", "nbest_predictions.json"}
-
-
-def test_files_are_whole_or_as_they_were(tokenizer: Tokenizer, tmp_path: Path, monkeypatch):
-    questions = squad_examples.make_questions(3)
-    windows = build_windows(questions, tokenizer)
-    answers = answer_questions(questions, windows, *perfect_logits(windows))
-    write_answers(epath.Path(tmp_path), answers)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-
-    def fail(*arguments):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="No space"):
-        write_answers(epath.Path(tmp_path), answers, null_threshold=1.0)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_perfect_logits_of_the_made_up_language(tokenizer: Tokenizer):
