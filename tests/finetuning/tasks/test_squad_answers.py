@@ -11,7 +11,7 @@ import pytest
 from etils import epath
 from support import squad_examples
 
-from bert_jax.errors import BertJaxError, InputError
+from bert_jax.errors import BertJaxError
 from bert_jax.finetuning.rows import BadRows
 from bert_jax.finetuning.tasks.squad_files import Question, read_questions
 from bert_jax.finetuning.tasks.squad_metrics import exact_match, score_v1, score_v2
@@ -207,22 +207,12 @@ def test_a_paragraph_without_a_token_has_no_answer(tokenizer: Tokenizer):
         assert answers.null_odds == {"q": 0.0}
 
 
-def test_what_is_refused(tokenizer: Tokenizer):
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_logits_that_are_not_finite_are_refused(value: float, tokenizer: Tokenizer):
     questions, windows, starts, ends = one_window(tokenizer, "old fox")
-    with pytest.raises(ValueError, match="zip"):
-        answer_questions(questions, windows, [], ends)
-    with pytest.raises(ValueError, match=r"\(\d+,\)"):
-        answer_questions(questions, windows, starts, [ends[0][:-1]])
-    with pytest.raises(ValueError, match=r"\bq\b"):
-        answer_questions(questions, [], [], [])
-    for value in (math.nan, math.inf):
-        broken = starts[0].copy()
-        broken[2] = value
-        with pytest.raises(BertJaxError, match=r"\bq\b"):
-            answer_questions(questions, windows, [broken], ends)
-    for option in ("n_best", "max_answer_length"):
-        with pytest.raises(InputError, match=f"{option}=0"):
-            answer_questions(questions, windows, starts, ends, **{option: 0})
+    starts[0][2] = value
+    with pytest.raises(BertJaxError, match=r"\bq\b"):
+        answer_questions(questions, windows, starts, ends)
 
 
 def test_files(tokenizer: Tokenizer, tmp_path: Path):
