@@ -11,7 +11,6 @@ from etils import epath
 from support import helpers
 
 from bert_jax.cli import main
-from bert_jax.command_line.arguments import gather
 from bert_jax.config import PretrainConfig, StudyConfig, load_config
 from bert_jax.config_keys import StudyRow, StudyTask
 from bert_jax.errors import InputError, Interrupted
@@ -79,7 +78,7 @@ def overrides(tmp_path: Path, dataset_dir: Path, checkpoint: Path) -> list[tuple
 
 
 def load_study(spec: str, overrides=()) -> StudyConfig:
-    return load_config(spec, gather(StudyConfig, list(overrides)), kind=StudyConfig)
+    return load_config(spec, overrides, kind=StudyConfig)
 
 
 def test_a_study_goes_on_where_it_was_stopped(spec: str, overrides, tmp_path: Path, monkeypatch):
