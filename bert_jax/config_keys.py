@@ -306,9 +306,8 @@ class FinetuneDataKeys(DataKeys):
 
     path: str = ""  # The task's folder.
     strict: bool = False  # True: fail on a bad row; False: skip and count it.
-    # Number of batches among which examples are sorted by length, which saves padding; 1: shuffled batches. Examples of
-    # a length share sources and labels: 8 and 64 cost up to 0.03 of STS-B's Spearman correlation
-    # (benchmarks/batch_order).
+    # Number of batches among which examples are sorted by length, which saves padding, at a cost in some scores: those
+    # of a length share sources and labels. 1: shuffled batches.
     sort_window: Positive = 1
     # True: pads batches to as few lengths as take the least time together with compiling a program for each; False: to
     # the next of 16, 32, 48, 64, 96, 128, 192, 256, 384 and 512 tokens.
