@@ -113,11 +113,9 @@ def finetune(
     """
     from bert_jax.finetuning import finetune as training
     from bert_jax.finetuning.results import unscored
-    from bert_jax.finetuning.search import is_search, search
 
     config = with_values(config, {"data.strict": True} if strict else {})
-    run = search if is_search(config) else training.finetune
-    return Result(run(config, workdir, stop=stop, bars=bars) or unscored(workdir))
+    return Result(training.finetune(config, workdir, stop=stop, bars=bars) or unscored(workdir))
 
 
 @command
@@ -177,11 +175,11 @@ def compile(
 def report(workdir: Sequence[Annotated[str, Option("RUN")]], /, output: File) -> Result:
     """Reports on one run, or on several side by side: curves, scores, configs.
 
-    Reads: the metrics of workdirs
+    Reads: the metrics of workdirs, and files of compile --json
     Writes: FILE, a page
 
     Args:
-      workdir: a workdir of pretrain, finetune or study, or a folder of workdirs
+      workdir: a workdir of pretrain, finetune or study, a folder of workdirs, or a .json of compile --json
       output: a .html, which works offline
 
     Examples:

@@ -18,7 +18,7 @@ import functools
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -90,6 +90,13 @@ class SplitInfo(Counts):
     random_next: Count = 0
     same_document: Count = 0
     shards: tuple[Shard, ...] = ()
+
+
+def sum_splits(parts: Iterable[SplitInfo]) -> SplitInfo:
+    """Returns the counts and the shards of several splits, or of parts of one, together."""
+    every, names = list(parts), [field.name for field in dataclasses.fields(SplitInfo) if field.name != "shards"]
+    shards = tuple(shard for part in every for shard in part.shards)
+    return SplitInfo(shards=shards, **{name: sum(getattr(part, name) for part in every) for name in names})
 
 
 @dataclass(frozen=True)
