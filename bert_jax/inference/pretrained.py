@@ -12,10 +12,9 @@ from flax import nnx
 
 from bert_jax.batch import Batch, map_arrays
 from bert_jax.errors import InputError
-from bert_jax.finetuning.fine_tuned import open_model, trained_task
+from bert_jax.finetuning.batches import EncodedExamples
+from bert_jax.finetuning.fine_tuned import open_model, predict_texts
 from bert_jax.finetuning.forward import LoadedModel, load_model
-from bert_jax.finetuning.inputs.batching import EncodedExamples
-from bert_jax.finetuning.task_kinds import TrainedTask
 from bert_jax.inference.opening import open_model_of
 from bert_jax.inference.text_encoder import Encoded, TextEncoder, check_segments, text_states
 from bert_jax.model import BertConfig, BertForPreTraining
@@ -101,10 +100,6 @@ class FineTuned:
     _running: LoadedModel = field(repr=False)
 
     @functools.cached_property
-    def _task(self) -> TrainedTask:
-        return trained_task(self._checkpoint)
-
-    @functools.cached_property
     def _text_encoder(self) -> TextEncoder:
         return TextEncoder(_load_encoder(self._checkpoint), self.tokenizer, self.config)
 
@@ -140,9 +135,7 @@ class FineTuned:
           InputError: no text, different numbers of texts and pairs, or unsupported by the task.
         """
         texts, pairs = _paired(text, pair, one_pair=isinstance(text, str))
-        (split,) = self._task.make_task({"given": self._task.from_texts(texts, pairs)}, {}).splits()
-        predictions = split.predictions(self._running.outputs(split.examples))
-        return [{key: value for key, value in prediction.items() if key != "id"} for prediction in predictions]
+        return predict_texts(self._checkpoint, self._running, texts, pairs)
 
 
 def load(checkpoint: str, *, step: int | None = None) -> PreTrained | FineTuned:

@@ -11,8 +11,8 @@ import numpy as np
 
 from bert_jax.batch import Batch
 from bert_jax.errors import InputError
+from bert_jax.finetuning.batches import EncodedExamples
 from bert_jax.finetuning.forward import LoadedModel
-from bert_jax.finetuning.inputs.batching import EncodedExamples
 from bert_jax.model import BertConfig
 from bert_jax.text.sequences import EncodedSequence, encode_pairs
 from bert_jax.text.tokenizer import Tokenizer

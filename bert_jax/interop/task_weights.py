@@ -1,7 +1,8 @@
 """Fine-tuned models in `transformers` and here: architecture, output layer, names of labels, and settings of the task.
 
 An exported `config.json` has the checkpoint's record of its task as `bert_jax_task`, so that an import predicts as the
-checkpoint did. A model from elsewhere gets the record that its config allows.
+checkpoint did. It lacks what `transformers` has a field for: the names of labels (`id2label`) and, in the tokenizer's
+settings, the longest text (`model_max_length`). A model from elsewhere gets the record that its config allows.
 """
 
 import logging
@@ -15,7 +16,6 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.interop.architectures import TASK_ARCHITECTURES, TaskArchitecture
-from bert_jax.interop.evaluation_results import read_results
 from bert_jax.interop.huggingface_weights import state_dict
 from bert_jax.interop.weight_files import StoredWeight
 from bert_jax.model import BertConfig
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 RECORD = "bert_jax_task"
 """The key of `config.json` that holds a checkpoint's record of its task."""
 
+_FIELDS_OF_TRANSFORMERS = ("classes", "tags", "max_seq_len")
 _SQUAD_TOKENS = 384  # of a window, as the paper and the pipeline of transformers have it
 
 
@@ -59,16 +60,8 @@ def task_model(checkpoint: Checkpoint) -> tuple[str, dict[str, Any], dict[str, n
     output = jax.device_get(parameters["output"])
     weights[f"{architecture.output}.weight"] = np.ascontiguousarray(output["kernel"].T)
     weights[f"{architecture.output}.bias"] = output["bias"]
-    record = {**task, **_null_threshold(checkpoint)}
+    record = {name: value for name, value in task.items() if name not in _FIELDS_OF_TRANSFORMERS}
     return architecture.name, {**_outputs(task), **_dropout(checkpoint), RECORD: record}, weights
-
-
-def _null_threshold(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Returns the odds above which SQuAD 2.0 has no answer, which the run tuned on its first scored split."""
-    if (checkpoint.task or {})["name"] != "squad/2.0":
-        return {}
-    first = next((scores.metrics for scores in read_results(checkpoint)), {})
-    return {"null_threshold": first["best_f1_thresh"]} if "best_f1_thresh" in first else {}
 
 
 def _dropout(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -108,13 +101,14 @@ class StoredTask:
 
     def record(self, config: BertConfig) -> dict[str, Any]:
         """Returns the checkpoint's `task`; see `training.checkpoints`."""
-        size = self.settings.get("size", len(self.output["bias"]))
         longest = min(config.max_position_embeddings, self.max_seq_len or config.max_position_embeddings)
         windows = {}
-        if self.kind == "span":
+        if self.kind == "span" and "doc_stride" not in self.settings:  # of a model from elsewhere
             longest = min(longest, _SQUAD_TOKENS)
             windows = {"doc_stride": min(128, longest // 2), "max_query_length": min(64, longest // 2)}
-        return {**TaskHead(self.kind, size).to_dict(), "max_seq_len": longest, **windows, **self.settings}
+        # A choice of a model from elsewhere has any number of endings.
+        size = self.settings.get("size", 0) if self.kind == "choose" else len(self.output["bias"])
+        return {**windows, **self.settings, **TaskHead(self.kind, size).to_dict(), "max_seq_len": longest}
 
 
 def read_task(
@@ -166,7 +160,7 @@ def read_task(
     return StoredTask(
         kind,
         {"kernel": np.ascontiguousarray(kernel.read().T), "bias": bias.read()},
-        _own_record(path, values, kind, outputs) or _settings(path, values, kind, outputs),
+        _settings(path, values, kind, outputs),
         longest if type(longest) is int and longest > 2 else None,
     )
 
@@ -182,37 +176,15 @@ def _kind(architecture: TaskArchitecture, values: Mapping[str, Any], outputs: in
     return "regress" if problem == "regression" and outputs == 1 else None
 
 
-def _own_record(path: epath.Path, values: Mapping[str, Any], kind: str, outputs: int) -> dict[str, Any] | None:
-    """Returns the record that an export wrote; None without one. InputError if it is of another model."""
-    record = values.get(RECORD)
-    if record is None:
-        return None
-    labels = outputs if kind in ("classify", "tag") else None
-    names = record.get("classes") or record.get("tags") if isinstance(record, dict) else None
-    if (
-        not isinstance(record, dict)
-        or record.get("kind") != kind
-        or not isinstance(record.get("name"), str)
-        or (labels is not None and (not isinstance(names, list) or len(names) != labels))
-        or type(record.get("max_seq_len")) is not int
-    ):
-        raise InputError(
-            f"{path}: {RECORD} does not describe a model with {outputs} outputs of kind {kind!r}; delete this key to "
-            "read the names of labels from id2label"
-        )
-    return record
-
-
 def _settings(path: epath.Path, values: Mapping[str, Any], kind: str, outputs: int) -> dict[str, Any]:
-    """Returns the record of a model from elsewhere."""
-    if kind == "span":
-        return {"name": "squad/1.1"}
-    if kind == "choose":
-        return {"name": "choice", "size": 0}  # of any number of endings
-    if kind == "tag":
-        return {"name": "ner", "tags": _label_names(path, values, outputs)}
-    classes = _label_names(path, values, outputs) if kind == "classify" else []
-    return {"name": "text", "classes": classes, "texts": [], "id": "id"}
+    """Returns the record that an export wrote, or that of a model from elsewhere; both with the names in `id2label`."""
+    name = {"span": "squad/1.1", "choose": "choice", "tag": "ner"}.get(kind, "text")
+    names = {"classify": "classes", "tag": "tags"}.get(kind)
+    labels = {} if names is None else {names: _label_names(path, values, outputs)}
+    record = values.get(RECORD, {"kind": kind, "name": name})
+    if not isinstance(record, dict) or record.get("kind") != kind or not isinstance(record.get("name"), str):
+        raise InputError(f"{path}: {RECORD} does not describe a model with outputs of kind {kind!r}; delete this key")
+    return {**record, **labels}
 
 
 def _label_names(path: epath.Path, values: Mapping[str, Any], count: int) -> list[str]:

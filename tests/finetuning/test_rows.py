@@ -1,0 +1,120 @@
+"""Rows of a task's files: bad ones, ids, and the files of predictions."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from etils import epath
+from support.models import initialize
+
+from bert_jax.cli import main
+from bert_jax.errors import InputError
+from bert_jax.files.tables import read_table
+from bert_jax.finetuning.rows import BadRows, format_predictions, read_rows, row_id
+from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.training.checkpoints import open_checkpoint, save_parameters
+
+ROWS = [
+    {"id": "a", "text": 'say "ho",\tship\n', "prediction": "sea", "probabilities": {"sea": 0.75, "wood": 0.25}},
+    {"id": "b", "text": "näss", "prediction": "wood", "probabilities": {"sea": 0.5, "wood": 0.5}},
+]
+
+
+@pytest.fixture(scope="module")
+def classifier(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A classifier with its initial values."""
+    before, folder = open_checkpoint(str(checkpoint)), tmp_path_factory.mktemp("classifier") / "model"
+    head = TaskHead("classify", 2)
+    _, parameters = initialize(before.bert_config, 3, build=BertForTask, head=head)
+    task = {"name": "text", "classes": ["sea", "wood"], "max_seq_len": 48}
+    save_parameters(
+        epath.Path(folder), parameters, bert_config=before.bert_config, tokenizer=before.tokenizer, heads=("pooler",),
+        task={**head.to_dict(), **task},
+    )  # fmt: skip
+    return str(folder)
+
+
+def written(name: str, rows: list[dict]) -> str:
+    return format_predictions(name, rows).decode()
+
+
+def test_bad_rows_are_counted_by_reason_and_logged_with_their_place(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"text,label\na,1\nb\n" + b"caf\xe9,1\n" * 9 + b'"two\nlines",2\n')
+    bad_rows = BadRows()
+    assert [(number, place, row["text"]) for number, place, row in read_rows(path, bad_rows)] == [
+        (1, 2, "a"), (12, 13, "two\nlines"),
+    ]  # fmt: skip
+    assert (bad_rows.take_reasons(), bad_rows.take_reasons()) == ({"unusable": 10}, {})
+    bad_rows.report()
+    assert [line.split(": ")[1] for line in caplog.messages[:-1]] == [f"{path}:{line}" for line in range(3, 8)]
+    assert "10" in caplog.messages[-1]
+    with pytest.raises(InputError, match=rf"{path}:3: .*\b2\b.*\b1\b"):
+        list(read_rows(path, BadRows(strict=True)))
+
+
+def test_json_lines_are_the_predictions():
+    assert [json.loads(line) for line in written("out", ROWS).splitlines()] == ROWS
+    assert "näss" in written("out.jsonl", ROWS)
+
+
+def test_a_table_has_a_column_per_class():
+    (first, second) = csv.DictReader(io.StringIO(written("out.CSV", ROWS), newline=""))
+    assert first == {
+        "id": "a", "text": ROWS[0]["text"], "prediction": "sea", "probability_sea": "0.75", "probability_wood": "0.25",
+    }  # fmt: skip
+    assert second["id"] == "b"
+    lines = written("out.tsv", ROWS).split("\n")
+    assert lines[0].split("\t") == list(first)
+    assert lines[1].split("\t")[:2] == ["a", 'say "ho", ship ']
+    assert lines[3:] == [""]
+
+
+def test_lists_and_missing_values_in_a_table():
+    rows = [{"id": "1", "words": ["the", "ship"], "prediction": ["O", "B-SEA"], "probabilities": [0.25, 0.75]},
+            {"id": "2", "words": ["x"], "prediction": [], "probabilities": [1, 0], "null_odds": None}]  # fmt: skip
+    assert written("out.tsv", rows).splitlines() == [
+        "id\twords\tprediction\tprobability_0\tprobability_1\tnull_odds",
+        "1\tthe ship\tO B-SEA\t0.25\t0.75\t", "2\tx\t\t1\t0\t",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("row", "identity"),
+    [({"text": "a", "guid": "g7"}, "g7"), ({"index": "0", "id": "q"}, "q"), ({"idx": 5}, "5"),
+     ({"index": "1", "id": ""}, "1"), ({"text": "a"}, "3"), ({"key": "k", "id": "q"}, "k")],
+)  # fmt: skip
+def test_ids_are_those_of_the_row_or_its_number(row: dict, identity: str):
+    assert row_id(row, 3, "key") == identity
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl"])
+def test_predictions_are_read_again_row_by_row(name: str, tmp_path: Path):
+    rows = [{"id": "a\tb", "text": text} for text in ("x\ry", 'say "ho"\n', "a,b", "")]
+    (tmp_path / name).write_bytes(format_predictions(name, rows))
+    again = [row for _, row in read_table(str(tmp_path / name))]
+    assert again == [
+        {
+            key: value.translate(str.maketrans("\t\r\n", "   ")) if name == "a.tsv" else value
+            for key, value in row.items()
+        }
+        for row in rows
+    ]
+
+
+def test_the_command_writes_a_table_with_texts(classifier: str, tmp_path: Path, capsys: pytest.CaptureFixture):
+    (tmp_path / "new.csv").write_text('guid,text\nx,"the ship, old"\ny,the owl\n')
+    command = ["predict", "--checkpoint", classifier, "--input", str(tmp_path / "new.csv")]
+    for name, options in (("out.csv", ["--with_text"]), ("out.jsonl", ["--with_text"]), ("plain.csv", [])):
+        assert main([*command, "--output", str(tmp_path / name), *options]) == 0
+    with open(tmp_path / "out.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["id", "text", "prediction", "probability_sea", "probability_wood"]
+    assert [(row["id"], row["text"]) for row in rows] == [("x", "the ship, old"), ("y", "the owl")]
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    for row, line in zip(rows, lines, strict=True):
+        assert (row["text"], row["prediction"]) == (line["text"], line["prediction"])
+        assert float(row["probability_sea"]) == line["probabilities"]["sea"]
+    assert (tmp_path / "plain.csv").read_text().startswith("id,prediction,probability_sea,probability_wood\nx,")
