@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 from support import helpers
+from support.finetuning import finetune_config
 
-from bert_jax.config import FinetuneConfig, load_config
+from bert_jax.config import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.tasks.kinds import read_task
@@ -20,11 +21,8 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def config_of(name: str, encoder: Path, folder: Path, **overrides: object):
-    values = {**SETTINGS, "init": encoder, "data.path": folder,
-              **{key.replace("__", "."): value for key, value in overrides.items()}}  # fmt: skip
-    pairs = [(key, str(value)) for key, value in values.items()]
-    return load_config(f"finetune/{name}", pairs, kind=FinetuneConfig)
+def config_of(name: str, encoder: Path, folder: Path, **overrides: object) -> FinetuneConfig:
+    return finetune_config(name, {**SETTINGS, "init": encoder, "data.path": folder}, **overrides)
 
 
 def sentence(rng: random.Random, topic: str, length: int = 6) -> str:
