@@ -302,7 +302,7 @@ def test_text_without_a_token_is_dropped(tokenizer, tmp_path):
 @pytest.mark.parametrize("name", ["data", ""])
 def test_output_that_is_no_new_folder_is_refused(name, tokenizer, tmp_path):
     (tmp_path / "data").write_text("mine")
-    with pytest.raises(InputError, match="--output="):
+    with pytest.raises(InputError, match=r"--output=|path is empty"):
         run("not read", tokenizer, tmp_path / name if name else "")
     assert (tmp_path / "data").read_text() == "mine"
 
