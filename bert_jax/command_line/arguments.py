@@ -25,6 +25,14 @@ Subcommand = Callable[[argparse.Namespace], None]
 Options = TypeVar("Options")
 
 
+def _numbers(text: str) -> list[int]:
+    """Parses numbers such as "0,2,4"."""
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected numbers such as 0,2,4") from error
+
+
 def parse(arguments: Sequence[str], run: Mapping[str, Subcommand]) -> argparse.Namespace:
     """Returns the options of a subcommand, with its function from `run` as `run`, and `overrides` and `beam_options`.
 
@@ -340,7 +348,7 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     sub.add_argument(
         "--layers", metavar="LAYERS",
         help="numbers (0 is the first, -1 the last) or names: embeddings, first, second_to_last, last, last_four, all; "
-        "default: -1,-2,-3,-4, with --pool -1",
+        "default: the last four, with --pool the last",
     )  # fmt: skip
     sub.add_argument(
         "--pool", choices=["mean", "cls"],
@@ -365,9 +373,10 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
 
     sub = command("import", "Import a checkpoint from another library's format, to evaluate, train or export it.")
     sub.add_argument(
-        "--source", required=True, metavar="DIR|PREFIX",
-        help="a transformers folder: config.json, weights, and vocab.txt or tokenizer.json; or a TensorFlow checkpoint "
-        "(its folder, or such as DIR/bert_model.ckpt) beside bert_config.json and vocab.txt",
+        "--source", required=True, metavar="DIR|FILE",
+        help="a transformers folder: config.json, weights, and vocab.txt or tokenizer.json; or a file of weights in "
+        "one; or a TensorFlow checkpoint (its folder, or such as DIR/bert_model.ckpt) beside bert_config.json and "
+        "vocab.txt",
     )  # fmt: skip
     sub.add_argument("--output", required=True, metavar="DIR", help="a new folder")
     case = sub.add_mutually_exclusive_group()
@@ -378,6 +387,14 @@ def _parsers(run: Mapping[str, Subcommand]) -> tuple[_Parser, dict[str, _Parser]
     case.add_argument(
         "--uncased", dest="lowercase", action="store_const", const=True,
         help="lowercase and strip accents, regardless of the source's settings",
+    )  # fmt: skip
+    sub.add_argument(
+        "--layers", type=_numbers, metavar="LAYERS",
+        help="import these layers alone, from 0 and in this order, such as 0,2,4; a layer may be repeated",
+    )  # fmt: skip
+    sub.add_argument(
+        "--drop", nargs="+", default=(), metavar="NAME",
+        help="beginnings of the names of weights that are not imported; any other unused weight is refused",
     )  # fmt: skip
     add_json(sub)
 

@@ -111,7 +111,7 @@ COMMAND_HELP = {
     "import": CommandHelp(
         "a folder of Hugging Face transformers, or a TensorFlow checkpoint",
         "DIR, a checkpoint without optimizer state",
-        ("import --source=hf --output=imported",),
+        ("import --source=hf --output=imported", "import --source=hf --output=smaller --layers=0,2,4"),
     ),
     "compile": CommandHelp(
         "a config, and the dataset's sizes if data.path is set",

@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from etils import epath
@@ -15,35 +14,18 @@ from safetensors.numpy import save_file
 from bert_jax.errors import InputError
 from bert_jax.files import provenance, remote
 from bert_jax.files.atomic import new_folder, whole_folder
-from bert_jax.interop.architectures import ARCHITECTURES
-from bert_jax.interop.export_digests import file_digests
-from bert_jax.interop.huggingface_weights import state_dict
-from bert_jax.interop.model_card import CARD, Publication, model_card
-from bert_jax.interop.task_weights import task_model
+from bert_jax.interop.architectures import ARCHITECTURES, architecture_of, task_config
+from bert_jax.interop.huggingface_reading import CONFIG
+from bert_jax.interop.huggingface_weights import layout, model_settings, state_dict
+from bert_jax.interop.model_card import CARD, Publication, model_card, read_results
 from bert_jax.interop.weight_files import WHOLE, read_json
-from bert_jax.model import BertConfig
+from bert_jax.model.task_heads import TaskHead
 from bert_jax.text.conversion import VOCABULARY
-from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpoints import Checkpoint, check_finite, chosen_steps, open_checkpoint
 
 log = logging.getLogger(__name__)
 
-CONFIG = "config.json"
-"""Written last: a remote folder with it is complete."""
-
 _REVISION = re.compile(r"step\d+")
-_LEFT_TO_RIGHT = ("BertLMHeadModel", "BertModel")  # architectures of a left-to-right model
-
-
-def model_config(config: BertConfig, tokenizer: Tokenizer, architecture: str) -> dict[str, Any]:
-    """Returns the contents of `config.json`."""
-    return {
-        "architectures": [architecture],
-        "model_type": "bert",
-        **config.to_dict(),
-        "pad_token_id": tokenizer.pad_id,
-        "dtype": "float32",
-    }
 
 
 @dataclass(frozen=True)
@@ -154,10 +136,9 @@ def _workdir_of(reference: Mapping[str, Any]) -> str:
 def export(checkpoint: Checkpoint, output: str, publication: Publication | None = None) -> str:
     """Writes `config.json`, `model.safetensors`, the tokenizer's files, a model card and the provenance to `output`.
 
-    Returns the name of the architecture: the one with the checkpoint's heads, BertLMHeadModel for a left-to-right
-    model, or that of the fine-tuned task. The folder is written atomically.
+    Returns the name of the class; see `architecture_of`. The folder is written atomically.
 
-    Raises InputError if `output` is a file or a folder that is not empty, and as `task_model` does.
+    Raises InputError if `output` is a file or a folder that is not empty, and as `architecture_of` does.
     """
     folder = new_folder(output)
     return _export(checkpoint, folder, publication, folder.name)
@@ -168,43 +149,41 @@ def _export(
 ) -> str:
     """Writes the folder of `export`, whose model card has the title `name`."""
     log.info("Reading %s and writing %s", checkpoint.path, folder)
-    config, tokenizer = checkpoint.bert_config, checkpoint.tokenizer
-    if checkpoint.task is not None:
-        architecture, task_config, weights = task_model(checkpoint)
-        described = {**model_config(config, tokenizer, architecture), **task_config}
-    else:
-        architecture = _architecture(checkpoint)
-        heads = [head for head in ARCHITECTURES[architecture] if head in checkpoint.heads]
-        if dropped := [head for head in checkpoint.heads if head not in heads]:
-            log.warning("%s does not support these heads, which are not exported: %s", architecture, ", ".join(dropped))
-        if not heads:
-            log.warning(
-                "Exported without a pooler; load it with BertModel.from_pretrained(..., add_pooling_layer=False)"
-            )
-        described = model_config(config, tokenizer, architecture)
-        parameters = checkpoint.load_parameters()
-        check_finite(checkpoint, parameters)
-        weights = state_dict(parameters, config, heads)
-    with whole_folder(folder, last=CONFIG) as partial:
-        longest = checkpoint.task["max_seq_len"] if checkpoint.task is not None else config.max_position_embeddings
+    config, tokenizer, task = checkpoint.bert_config, checkpoint.tokenizer, checkpoint.task
+    architecture = architecture_of(checkpoint)
+    heads = [head for head in ARCHITECTURES[architecture].heads if head in checkpoint.heads]
+    if dropped := [head for head in checkpoint.heads if head not in heads]:
+        log.warning("%s does not support these heads, which are not exported: %s", architecture, ", ".join(dropped))
+    if task is None and not heads:
+        log.warning("Exported without a pooler; load it with BertModel.from_pretrained(..., add_pooling_layer=False)")
+    parameters = checkpoint.load_parameters(**model_settings(checkpoint.heads, task))
+    check_finite(checkpoint, parameters)
+    outputs = TaskHead.from_dict(task).outputs if task else 0
+    weights = state_dict(parameters, layout(config, architecture, heads, outputs))
+    longest = task["max_seq_len"] if task else config.max_position_embeddings
+    described = {
+        "architectures": [architecture], "model_type": "bert", **config.to_dict(), "pad_token_id": tokenizer.pad_id,
+        "dtype": "float32", **(task_config({**task, **_null_threshold(checkpoint)}) if task else {}),
+    }  # fmt: skip
+    card = model_card(
+        checkpoint, architecture, name, publication or Publication(), revision=revision,
+        parameters=sum(value.size for value in weights.values()),
+    )  # fmt: skip
+    with whole_folder(folder, last=CONFIG) as partial:  # a remote folder with the config is complete
         tokenizer.save(partial, model_max_length=longest)
-        if (
-            tokenizer.kind == "wordpiece" and "" not in tokenizer.vocab
-        ):  # for BertTokenizer of version 4, and for other programs
+        if tokenizer.kind == "wordpiece" and "" not in tokenizer.vocab:  # for BertTokenizer of version 4, and others
             (partial / VOCABULARY).write_text("".join(f"{piece}\n" for piece in tokenizer.vocab), encoding="utf-8")
         (partial / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
-        count = sum(value.size for value in weights.values())
-        card = model_card(
-            checkpoint, architecture, name, publication or Publication(), parameters=count, revision=revision
-        )
         (partial / CARD).write_text(card, encoding="utf-8")
         save_file(weights, str(partial / WHOLE), metadata={"format": "pt"})
         os.chmod(partial / WHOLE, os.stat(partial / CONFIG).st_mode & 0o777)  # save_file makes it 0600
-        digests = file_digests(Path(partial), skipped=(CARD,))
-        provenance.append(partial, provenance.record({"checkpoint": checkpoint.reference()}, files=digests))
+        provenance.append(partial, provenance.record({"checkpoint": checkpoint.reference()}))
     return architecture
 
 
-def _architecture(checkpoint: Checkpoint) -> str:
-    candidates = _LEFT_TO_RIGHT if checkpoint.bert_config.is_decoder else ARCHITECTURES
-    return next((name for name in candidates if {*ARCHITECTURES[name]} <= {*checkpoint.heads}), "BertModel")
+def _null_threshold(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Returns the odds above which SQuAD 2.0 has no answer, which the run tuned on its first scored split."""
+    if (checkpoint.task or {})["name"] != "squad/2.0":
+        return {}
+    first = next((metrics for _, metrics in read_results(checkpoint)), {})
+    return {"null_threshold": first["best_f1_thresh"]} if "best_f1_thresh" in first else {}

@@ -53,7 +53,8 @@ def run_predict(options: argparse.Namespace) -> None:
 
 def run_fill_mask(options: argparse.Namespace) -> None:
     """Runs `bert-jax fill-mask`."""
-    from bert_jax.inference.pretrained import check_mask, check_text, fill_mask, load
+    from bert_jax.inference.pretrained import check_mask, fill_mask, load
+    from bert_jax.inference.text_encoder import check_text
 
     for text in options.text:
         check_text(text)
@@ -141,7 +142,9 @@ def run_import(options: argparse.Namespace) -> None:
     """Runs `bert-jax import`."""
     from bert_jax.interop.importing import import_checkpoint
 
-    checkpoint = import_checkpoint(options.source, options.output, lowercase=options.lowercase)
+    checkpoint = import_checkpoint(
+        options.source, options.output, lowercase=options.lowercase, layers=options.layers, drop=options.drop
+    )
     heads = ", ".join(checkpoint.heads) or "none"
     task = None if checkpoint.task is None else checkpoint.task["name"]
     values = {

@@ -12,7 +12,6 @@ from support import helpers, sources
 
 from bert_jax import cli
 from bert_jax.errors import InputError
-from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
 from bert_jax.model.bert import HEADS
 from bert_jax.training.checkpoints import open_checkpoint, save_parameters
@@ -89,16 +88,6 @@ def test_case_on_the_command_line(vocabulary: list[str], tmp_path: Path, capsys:
         assert open_checkpoint(str(tmp_path / flag[2:])).tokenizer.lowercase is lowercase
     with pytest.raises(SystemExit):
         run(capsys, *command, tmp_path / "both", "--cased", "--uncased")
-
-
-def test_exported_and_imported_again_it_is_what_it_was(checkpoints: Path, tmp_path: Path):
-    for name in HEADLESS:
-        before = open_checkpoint(str(checkpoints / name))
-        huggingface.export(before, str(tmp_path / f"{name}-hf"))
-        after = import_checkpoint(str(tmp_path / f"{name}-hf"), str(tmp_path / f"{name}-imported"))
-        assert (before.heads, before.bert_config) == (after.heads, after.bert_config)
-        assert before.tokenizer.sha256 == after.tokenizer.sha256
-        sources.assert_same_parameters(before.load_parameters(), after.load_parameters())
 
 
 @pytest.mark.parametrize(
@@ -190,29 +179,6 @@ def test_nothing_is_new_where_nothing_is_missing(checkpoints: Path, dataset_dir:
     pretrain(config, str(tmp_path / "run"))
     before, after = (open_checkpoint(str(path)).load_parameters() for path in (checkpoints / "all", tmp_path / "run"))
     sources.assert_same_parameters(before, after)
-
-
-def test_an_export_that_fails_leaves_nothing(vocabulary: list[str], tmp_path: Path):
-    checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
-    parameters = tmp_path / "checkpoint" / "parameters"
-    parameters.rename(tmp_path / "away")
-    with pytest.raises(InputError, match=str(tmp_path / "checkpoint")):
-        huggingface.export(checkpoint, str(tmp_path / "new" / "hf"))
-    assert not (tmp_path / "new" / "hf").exists()
-    (tmp_path / "away").rename(parameters)
-    (tmp_path / "new" / "hf").mkdir(parents=True)  # an empty folder is as good as none
-    huggingface.export(checkpoint, str(tmp_path / "new" / "hf"))
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["hf"]
-    assert (tmp_path / "new" / "hf").stat().st_mode == (tmp_path / "new").stat().st_mode  # open to all whom it may be
-
-
-def test_an_export_to_a_full_disk_leaves_nothing(vocabulary: list[str], tmp_path: Path):
-    sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
-    done = helpers.on_small_disk(
-        tmp_path, 100, "export", "--checkpoint", tmp_path / "checkpoint", "--output", tmp_path / "disk" / "hf"
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "disk" in done.stderr.strip().split("\n")[-1]
 
 
 def test_a_damaged_checkpoint_says_so(vocabulary: list[str], tmp_path: Path):

@@ -47,8 +47,7 @@ def test_every_kept_step_has_a_folder(workdir: Path, tmp_path: Path, capsys: pyt
         for name in ("model.safetensors", "config.json", "vocab.txt", "tokenizer.json"):
             assert (output / f"step{step}" / name).read_bytes() == (alone / name).read_bytes()
         card = (output / f"step{step}" / "README.md").read_text()
-        assert f'revision="step{step}"' in card
-        assert f"hf upload USER/my-bert step{step} --revision step{step}" in card
+        assert f'from_pretrained("USER/my-bert", revision="step{step}")' in card
         assert "# my-bert\n" in card
         assert "license: mit" in card
         assert "revision" not in (alone / "README.md").read_text()
