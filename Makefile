@@ -2,13 +2,13 @@
 # make test            runs the quick tests
 # make test-long       runs the tests marked long
 # make test-slurm      runs launch/slurm.sbatch under a real Slurm of one node; requires root, slurm-wlm and munge
+# make test-sky        validates launch/sky.yaml by SkyPilot, in an environment of its own (460 MB)
 # make test-versions   runs the tests with the lowest and the newest supported packages, on Python 3.11 and 3.13
 # make test-docs       runs the commands and code of every page of docs/ in small
 # make docs            builds the site into docs/_build/html, and checks its internal links
 # make docs-links      checks the links to other sites, with a network
 # make test-package    builds the wheel and the source distribution, and tests them outside of the clone
-# make benchmarks      reruns the quick benchmarks, and lists those whose results are older than the code
-# make benchmarks-status   prints that list alone
+# make benchmarks-status   lists the benchmarks whose results are older than the code
 # make lint            runs ruff, mypy, shellcheck and hadolint
 # make clean           deletes ./quickstart and build outputs
 PYTHON ?= python3
@@ -17,7 +17,7 @@ BIN := $(VENV)/bin
 # One more than there are cores: a test that waits for another process leaves its core to a third worker.
 WORKERS ?= $$(($$(getconf _NPROCESSORS_ONLN) + 1))
 
-.PHONY: quickstart test test-long test-slurm test-versions test-docs test-package docs docs-links benchmarks \
+.PHONY: quickstart test test-long test-slurm test-sky test-versions test-docs test-package docs docs-links \
   benchmarks-status lint clean
 
 quickstart: $(VENV)/.installed
@@ -31,6 +31,12 @@ test-long: $(VENV)/.installed-dev
 
 test-slurm: $(VENV)/.installed-dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m slurm tests/launch/test_slurm.py
+
+# SkyPilot requires an older click than the newest packages that the tests run with.
+test-sky: $(BIN)/python
+	[ -e $(VENV)/sky/bin/python ] || $(BIN)/python -m venv $(VENV)/sky
+	$(VENV)/sky/bin/python -m pip install --quiet 'skypilot>=0.14,<0.15' pytest pytest-timeout
+	SKYPILOT_DISABLE_USAGE_COLLECTION=1 $(VENV)/sky/bin/python -m pytest --noconftest tests/launch/test_sky.py
 
 test-versions:
 	.ci/test_versions.sh
@@ -48,12 +54,8 @@ docs-links: $(VENV)/.installed-docs
 test-package: $(VENV)/.installed-dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -m 'long or not long' tests/test_packaging.py
 
-# BERT_JAX_DATA is the folder with corpus/, glue/ and vocab/ that some of them read.
-benchmarks: $(VENV)/.installed-dev
-	JAX_PLATFORMS=cpu $(BIN)/python benchmarks/overview.py --run
-
 benchmarks-status:
-	@$(PYTHON) benchmarks/overview.py
+	@$(PYTHON) benchmarks/record.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

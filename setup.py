@@ -59,7 +59,6 @@ setup(
             "sphinx-copybutton",
         ],
         "dev": [
-            "atheris>=3; platform_system=='Linux' and platform_machine=='x86_64'",  # for benchmarks/fuzz.py
             "build>=1.2",
             "flatbuffers>=24.3.25",
             "gcp-storage-emulator>=2024.8",

@@ -1,150 +1,149 @@
 """Feeds damaged files to every reader of bert_jax, and keeps those that end in anything but a refusal of one line.
 
-    python benchmarks/fuzz.py [--inputs 10_000_000] [--jobs 2] [--folder runs/fuzz] [--targets "task: CSV" ...]
+    python benchmarks/fuzz.py [--seconds 120] [--jobs 2] [--seed 0] [--folder runs/fuzz] [--targets "task: CSV" ...]
 
 An input is a valid small file with a few random changes: flipped bits, lost and repeated pieces, pieces of other files,
 tokens of the formats, numbers that are too large, brackets nested 3,000 deep. A reader may accept it or refuse it with
-BertJaxError. Findings are other exceptions, inputs that take longer than `--limit` seconds, and readers that need more
-than `--memory` MiB beyond their start. FOLDER/findings has each with its traceback, one per place in the code.
+BertJaxError. Findings are other exceptions, inputs that take longer than 10 seconds, and readers that need more than
+512 MiB beyond their start. FOLDER/findings has each with its traceback, one per place in the code.
 
-`--engines random coverage` damages files at random in one round, and lets atheris, which has to be installed, choose
-the damage by the lines that it reaches in the next. TensorFlow's index is read where TensorFlow is installed.
-
-All targets get inputs for the same time, but at least `--least` inputs. Each finished round is a line of
-FOLDER/rounds.jsonl: the same command continues until `--inputs` are done, of which those of earlier code count as well.
-Ends with status 1 if there are findings in today's code.
+Each reader gets inputs for `--seconds`, in a process of its own. Ends with status 1 if there are findings.
 """
 
 import argparse
+import hashlib
 import json
-import multiprocessing
+import logging
 import os
+import random
+import resource
+import signal
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-from fuzzed.rounds import ENGINES, read_rounds, run_round
+from fuzzed.mutations import mutate
 from fuzzed.targets import TARGETS
-from record import Record, add_json_argument, code_digest
+from record import Record, add_json_argument
+
+from bert_jax.errors import BertJaxError
 
 MEASURES = ("bert_jax", "benchmarks/fuzzed")
-ROUND_SECONDS = 10.0
+LIMIT_SECONDS = 10.0
+"""Of an input."""
+LIMIT_MIB = 512.0
+"""Memory of a reader beyond that after a valid file."""
 COLUMNS = {
     "reader": "{target}",
     "inputs": "{inputs:,}",
-    "guided by coverage": "{guided:,}",
     "accepted": "{accepted_share:.0%}",
     "findings": "{findings}",
-    "in earlier code": "{earlier_findings}",
     "slowest, ms": "{slowest_ms:,.0f}",
     "memory, MiB": "{memory_mib:,.0f}",
 }
 
 
+class TooSlowError(BaseException):
+    """An input took too long; no `except Exception` of a reader catches it."""
+
+
+def fuzz(name: str, seconds: float, seed: int, findings: Path) -> dict[str, Any]:
+    """Has a reader read damaged files in this process; returns its row."""
+    target, rng = TARGETS[name], random.Random(f"{name} {seed}")
+    seeds = target.seeds()
+    row = {"target": name, "inputs": 0, "accepted": 0, "findings": 0, "slowest_ms": 0.0, "memory_mib": 0.0}
+
+    def keep(content: bytes, error: BaseException) -> None:
+        """Counts and writes a finding, unless there is one of the same place in the code."""
+        frames = traceback.extract_tb(error.__traceback__)
+        frame = next((frame for frame in reversed(frames) if "bert_jax" in frame.filename), None)
+        place = f"{name} {type(error).__name__}" + (f" {frame.filename}:{frame.lineno}" if frame else "")
+        path = findings / hashlib.sha256(place.encode()).hexdigest()[:16]
+        if not path.with_suffix(".txt").exists():
+            row["findings"] += 1
+            path.with_suffix(".input").write_bytes(content)
+            text = "".join(traceback.format_exception(error))
+            path.with_suffix(".txt").write_text(f"{place}\n{text}", encoding="utf-8", errors="backslashreplace")
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+        path = Path(folder) / target.name
+        target.prepare(path.parent)
+        path.write_bytes(seeds[0])
+        target.read(path)  # with all imports that it takes; memory and time count from here
+        signal.signal(signal.SIGALRM, _raise_too_slow)
+        peak, began = _peak_mib(), time.monotonic()
+        while (started := time.monotonic()) - began < seconds:
+            content = mutate(rng.choice(seeds), seeds, rng)
+            path.write_bytes(content)
+            signal.setitimer(signal.ITIMER_REAL, LIMIT_SECONDS)
+            try:
+                target.read(path)
+                row["accepted"] += 1
+            except BertJaxError:
+                pass
+            except (Exception, TooSlowError) as error:
+                keep(content, error)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            row["inputs"] += 1
+            row["slowest_ms"] = max(row["slowest_ms"], 1000 * (time.monotonic() - started))
+            grown = _peak_mib() - peak
+            if grown > LIMIT_MIB and grown > 1.1 * row["memory_mib"]:
+                keep(content, MemoryError(f"{grown:.0f} MiB beyond the start"))
+            row["memory_mib"] = max(row["memory_mib"], grown)
+    return row | {"accepted_share": row["accepted"] / max(1, row["inputs"])}
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _raise_too_slow(*_: object) -> None:
+    raise TooSlowError
+
+
+def fuzz_in_child(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the row of a reader in a process of its own; the end of the process by a signal is a finding."""
+    command = [sys.executable, __file__, "--in_child", "--targets", name, f"--seconds={options.seconds}"]
+    command += [f"--seed={options.seed}", f"--folder={options.folder}"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode > 0:
+        raise RuntimeError(f"{name}: the valid file could not be read")
+    print(f"{name}: {f'ended by signal {-done.returncode}' if done.returncode else done.stdout.strip()}", flush=True)
+    died = {"target": name, "inputs": 0, "findings": 1, "slowest_ms": 0.0, "memory_mib": 0.0, "accepted_share": 0.0}
+    return died if done.returncode else json.loads(done.stdout)
+
+
 def main(arguments: list[str] | None = None) -> int:
-    options = _parser().parse_args(arguments)
-    (options.folder / "findings").mkdir(parents=True, exist_ok=True)
-    code, journal, record = code_digest(MEASURES), options.folder / "rounds.jsonl", Record(options.json, MEASURES)
-    done = read_rounds(journal)
-    context = multiprocessing.get_context("spawn")
-    running: dict[Any, tuple[str, str, Any]] = {}
-    while True:
-        for process, (name, engine, pipe) in list(running.items()):
-            if pipe.poll() or not process.is_alive():
-                try:
-                    row = pipe.recv()
-                    process.join()
-                except EOFError:
-                    process.join()
-                    row = _died(name, engine, process.exitcode)
-                del running[process]
-                done.append(row | {"code": code})
-                with journal.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(done[-1]) + "\n")
-                print(_line(row, done), flush=True)
-                record.set_table("readers", COLUMNS, summary(done, code))
-        counts = {
-            name: sum(row["inputs"] for row in done if row["target"] == name and row["code"] == code)
-            for name in options.targets
-        }
-        seconds = {name: sum(row["seconds"] for row in done if row["target"] == name) for name in options.targets}
-        busy = {name for name, _, _ in running.values()}
-        wanted = [name for name in options.targets if name not in busy]
-        is_done = sum(row["inputs"] for row in done) >= options.inputs and all(
-            counts[name] >= options.least for name in wanted
-        )
-        if is_done and not running:
-            break
-        if not is_done and wanted and len(running) < options.jobs:
-            name = min(wanted, key=lambda one: (counts[one] >= options.least, seconds[one]))
-            number = sum(row["target"] == name for row in done)
-            engine = options.engines[number % len(options.engines)]
-            receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=run_round, args=(name, engine, number, options, sender))
-            process.start()
-            sender.close()
-            running[process] = (name, engine, receiver)
-        time.sleep(0.05)
-    rows = summary(done, code)
-    sums = ("inputs", "inputs_today", "guided", "findings", "earlier_findings")
-    record.set_values(**{key: sum(row[key] for row in rows) for key in sums})
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=120, help="of each reader")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, default=Path("runs/fuzz"))
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="TARGET")
+    parser.add_argument("--in_child", action="store_true", help=argparse.SUPPRESS)
+    add_json_argument(parser, "fuzz")
+    options = parser.parse_args(arguments)
+    findings = options.folder / "findings"
+    if options.in_child:
+        logging.disable(logging.CRITICAL)
+        print(json.dumps(fuzz(options.targets[0], options.seconds, options.seed, findings)))
+        return 0
+    findings.mkdir(parents=True, exist_ok=True)
+    record = Record(options.json, MEASURES)
+    with ThreadPoolExecutor(options.jobs) as threads:
+        rows = list(threads.map(lambda name: fuzz_in_child(name, options), options.targets))
+    record.set_values(**{key: sum(row[key] for row in rows) for key in ("inputs", "findings")})
     record.set_table("readers", COLUMNS, rows)
     print(record.render("readers"))
     return int(any(row["findings"] for row in rows))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--inputs", type=int, default=10_000_000)
-    parser.add_argument("--least", type=int, default=5_000, help="inputs of each target")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--folder", type=Path, default=Path("runs/fuzz"))
-    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="TARGET")
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=["random"], help="taken in turn (see above)")
-    parser.add_argument("--seconds", type=float, default=ROUND_SECONDS, help="of a round of one target")
-    parser.add_argument("--limit", type=float, default=10.0, help="seconds of an input")
-    parser.add_argument("--memory", type=float, default=512.0, help="MiB of a reader")
-    add_json_argument(parser, "fuzz")
-    return parser
-
-
-def _died(name: str, engine: str, status: int | None) -> dict[str, Any]:
-    """Returns the row of a round that a signal ended, which is a finding. RuntimeError if the target cannot be read."""
-    if status is None or status >= 0:
-        raise RuntimeError(f"{name}: a round ended with status {status}")
-    print(f"{name}: a round was ended by signal {-status}", file=sys.stderr, flush=True)
-    return {"target": name, "engine": engine, "inputs": 0, "accepted": 0, "findings": 1, "slowest_ms": 0.0,
-            "memory_mib": 0.0, "seconds": ROUND_SECONDS}  # fmt: skip
-
-
-def summary(done: Iterable[dict[str, Any]], code: str) -> list[dict[str, Any]]:
-    """Returns a row per target; findings, time and memory are of the code with this digest, but `earlier_findings`."""
-    rows = []
-    for name in TARGETS:
-        rounds = [row for row in done if row["target"] == name]
-        today, earlier = ([row for row in rounds if (row["code"] == code) == is_today] for is_today in (True, False))
-        if inputs := sum(row["inputs"] for row in rounds):
-            rows.append(
-                {
-                    "target": name, "inputs": inputs, "inputs_today": sum(row["inputs"] for row in today),
-                    "guided": sum(row["inputs"] for row in rounds if row["engine"] == "coverage"),
-                    "findings": sum(row["findings"] for row in today),
-                    "earlier_findings": sum(row["findings"] for row in earlier),
-                    "accepted_share": sum(row["accepted"] for row in rounds) / inputs,
-                    "slowest_ms": max(row["slowest_ms"] for row in today or rounds),
-                    "memory_mib": max(row["memory_mib"] for row in today or rounds),
-                }
-            )  # fmt: skip
-    return rows
-
-
-def _line(row: dict[str, Any], done: list[dict[str, Any]]) -> str:
-    total = sum(one["inputs"] for one in done)
-    return f"{total:,}: {row['target']} ({row['engine']}), {row['inputs']:,} inputs, {row['findings']} findings"
 
 
 if __name__ == "__main__":

@@ -21,4 +21,4 @@ mkdir "$package/bert_jax"
 ln -s "$here"/../bert_jax/* "$package/bert_jax/"
 ln -s "$here/../configs" "$package/bert_jax/configs"
 export PYTHONPATH=$package${PYTHONPATH:+:$PYTHONPATH}
-"$python" "$here/gpu.py" all "$@"
+"$python" "$here/gpu.py" "$@"

@@ -35,6 +35,7 @@ from bert_jax.data.dataset import (
     digest,
     file_digest,
     lengths_file,
+    new_digest,
 )
 from bert_jax.data.loading.loader import TrainLoader, TrainRows
 from bert_jax.data.loading.prefetch import Prefetch
@@ -67,7 +68,7 @@ def enlarge(source: PreparedDataset, folder: Path, instances: int) -> None:
     """Writes a dataset of some `instances` training instances: copies of those of `source`, with new ids."""
     info, split = source.info, source.info.splits["train"]
     folder.mkdir(parents=True)
-    for path in Path(str(source.folder)).glob("vocab*"):
+    for path in Path(str(source.folder)).glob("tokenizer*"):
         (folder / path.name).write_bytes(path.read_bytes())
     rng, records = np.random.default_rng(0), list[bytes]()
     for shard in split.shards:
@@ -78,10 +79,13 @@ def enlarge(source: PreparedDataset, folder: Path, instances: int) -> None:
         path = folder / f"train-{first // A_SHARD:05d}.array_record"
         chosen = numbers[first : first + A_SHARD] % len(records)
         writer = ArrayRecordWriter(str(path), "group_size:16")
+        content = new_digest()
         for number, identity in zip(chosen.tolist(), rng.integers(0, 1 << 63, len(chosen)), strict=True):
-            writer.write(identity.tobytes() + records[number][8:])
+            record = identity.tobytes() + records[number][8:]
+            content.update(record)
+            writer.write(record)
         writer.close()
-        shards.append(Shard(path.name, len(chosen), path.stat().st_size, file_digest(path)))
+        shards.append(Shard(path.name, len(chosen), content.hexdigest(), path.stat().st_size, file_digest(path)))
     arrays = {
         lengths_file("train"): np.tile(source.lengths("train"), copies), TOKEN_COUNTS_FILE: source.token_counts(),
         lengths_file("eval"): np.zeros(0, np.uint16),

@@ -1,5 +1,7 @@
 """Writes the rows of a benchmark to JSON, with the environment that measured them, and renders them as Markdown.
 
+    python benchmarks/record.py     # lists all results, those that are older than the code first
+
 A benchmark prints, and the documentation shows, what `render` makes of the file in results/. A table is its columns,
 each a heading and a format string over the keys of a row, and its rows, which hold numbers with their units in the key.
 """
@@ -161,7 +163,7 @@ def code_digest(measures: Iterable[str]) -> str:
     digest = hashlib.sha256()
     for name in sorted(measures):
         path = REPOSITORY / name
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path] if path.exists() else []:
             digest.update(f"{file.relative_to(REPOSITORY).as_posix()}\0".encode())
             text = file.read_text(encoding="utf-8")
             digest.update((_code_of(text) if file.suffix == ".py" else text).encode() + b"\0")
@@ -220,3 +222,20 @@ def _without_folder(argument: str) -> str:
     """Returns an argument of the command; of a path that is not below the working directory only the last part."""
     name, equals, value = argument.rpartition("=")
     return f"{name}{equals}{Path(value).name}" if value.startswith(("/", "..")) else argument
+
+
+def list_results() -> str:
+    """Returns the state and the command of each file in results/, those older than the code first."""
+    found = []
+    for path in sorted(RESULTS.glob("*.json")):
+        content = read(path.stem)
+        older, rows = outdated(content)
+        age = f"{older} of {rows} rows are older than the code" if older else "up to date"
+        found.append(
+            (not older, f"{path.stem}: {age}, {content['date'] or 'date not recorded'}\n    {content['command']}")
+        )
+    return "\n".join(text for _, text in sorted(found))
+
+
+if __name__ == "__main__":
+    print(list_results())

@@ -1,36 +1,25 @@
-"""Compiles BERT-LARGE's training step for TPUs in each of its variants; prints estimated time, memory and collectives.
+"""Compiles BERT-LARGE's training step for TPUs; prints estimated time, memory and collectives.
 
-    python benchmarks/step_programs.py                 # some 12 minutes on two cores for a variant
+    python benchmarks/step_programs.py                 # some 12 minutes on two cores
 
 Requires the tpu-aot extra and no TPU. The time is that of XLA's cost model, which leaves out collectives. A row is
 written to the JSON as soon as it exists: a run that is stopped continues with the first case that lacks a row of this
-code, and another variant leaves the rows as they are. The rows of a variant that is gone stay.
+code. Rows of other variants of the step, of which the commit of the record has the code, stay beside it.
 """
 
 import argparse
 import sys
-from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
-from jax.sharding import Mesh
-from record import Record, add_json_argument, code_digest
-from step_variants import make_data_manual_step, make_plain_step
+from record import Record, add_json_argument
 
 from bert_jax.ahead_of_time.compiled_step import compile_step, plans
 from bert_jax.ahead_of_time.target import open_target
 from bert_jax.config import load_config
-from bert_jax.model import BertConfig
-from bert_jax.training.objectives import make_objective
-from bert_jax.training.phases import Plan
-from bert_jax.training.pretrain import plan_state
-from bert_jax.training.train_step import make_train_step
 
 GIB, MIB = 1 << 30, 1 << 20
-VARIANTS: dict[str, Callable[..., Any]] = {
-    "shard_map": make_train_step, "plain jit": make_plain_step, "jit, data manual": make_data_manual_step,
-}  # fmt: skip
-"""Functions with the arguments of `make_train_step`, whose result has the method `lower(state, batch)`."""
+VARIANT = "shard_map"
+"""Name of the step in the table."""
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "16 chips, data": ("v5e:4x4", "bert_large", {"global_batch_size": 512}),
     "16 chips, data x fsdp": ("v5e:4x4", "bert_large", {"global_batch_size": 512, "mesh.data": 4, "mesh.fsdp": 4}),
@@ -42,7 +31,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Topology, config and its overrides; of a config with phases the first is compiled."""
 KINDS = ("all-reduce", "all-gather", "reduce-scatter")
 MEASURES = (
-    "benchmarks/step_variants.py", "bert_jax/ahead_of_time/compiled_step.py", "bert_jax/ahead_of_time/hlo.py",
+    "bert_jax/ahead_of_time/compiled_step.py", "bert_jax/ahead_of_time/hlo.py",
     "bert_jax/model", "bert_jax/parallel",
     "bert_jax/tracking/flops.py", "bert_jax/training/objectives.py",
     "bert_jax/training/optimizer.py", "bert_jax/training/train_step.py",
@@ -60,23 +49,15 @@ COLUMNS = {
 }
 
 
-def measure(variant: str, case: str) -> dict[str, Any]:
-    """Compiles a case of a variant; returns its row, with the collectives of a step on one chip."""
-
-    def make_step(mesh: Mesh, plan: Plan, model: BertConfig) -> Any:
-        optimizer, spec = plan_state(mesh, plan.config, model)
-        return spec, VARIANTS[variant](
-            mesh, spec, optimizer, plan.schedule(), make_objective(plan.config), seed=plan.config.seed,
-            gradient_reduce_dtype=jnp.dtype(plan.config.gradient_reduce_dtype),
-        )  # fmt: skip
-
+def measure(case: str) -> dict[str, Any]:
+    """Compiles a case; returns its row, with the collectives of a step on one chip."""
     topology, name, overrides = CASES[case]
     target = open_target(topology)
     plan = plans(load_config(name, [(key, str(value)) for key, value in overrides.items()]), 0)[0]
-    found = compile_step(target, plan, make_step, profile=True)
+    found = compile_step(target, plan, profile=True)
     estimate = found["estimate"]
     row = {
-        "variant": variant, "case": case, "topology": topology, "mesh": found["mesh"], "config": name,
+        "variant": VARIANT, "case": case, "topology": topology, "mesh": found["mesh"], "config": name,
         "rows": found["rows_per_device"], "microbatches": found["gradient_accumulation"],
         "peak_gib": found["peak_bytes"] / GIB, "collectives": found["collectives"],
         "estimated_ms": estimate and 1e3 * estimate["seconds"], "mfu": estimate and estimate["mfu"],
@@ -94,24 +75,20 @@ def measure(variant: str, case: str) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases whose name contains the text")
     add_json_argument(parser, "step_programs")
     options = parser.parse_args()
     record = Record(options.json, MEASURES, packages=("libtpu",))
     rows = {(row["case"], row["variant"]): row for row in record.earlier("steps")}
-    measured = code_digest(MEASURES)  # without this script, to which a variant may have been added
 
     def in_order() -> list[dict[str, Any]]:
         return sorted(rows.values(), key=lambda row: list(CASES).index(row["case"]))
 
     for case in (case for case in CASES if options.only in case):
-        for variant in options.variants:
-            if rows.get((case, variant), {}).get("measured") != measured:
-                print(f"{case}, {variant} ...", file=sys.stderr, flush=True)
-                rows[case, variant] = measure(variant, case) | {"measured": measured} | record.stamp
-                record.set_table("steps", COLUMNS, in_order())
-            rows[case, variant]["code"] = record.stamp["code"]
+        if rows.get((case, VARIANT), {}).get("code") != record.stamp["code"]:
+            print(f"{case} ...", file=sys.stderr, flush=True)
+            rows[case, VARIANT] = measure(case) | record.stamp
+            record.set_table("steps", COLUMNS, in_order())
     record.set_table("steps", COLUMNS, in_order())
     print(record.render("steps"))
 

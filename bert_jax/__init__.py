@@ -8,39 +8,36 @@
     bert_jax.pretrain(config, "runs/tiny")         the whole run; `finetune` is its counterpart
     bert_jax.Training(config)                      its parts, for a training loop of one's own
 
+    bert_jax.evaluate("runs/base", "data")         a function per command, with its options, checks and defaults
+
 `__all__` is the public interface. Everything else may change in any version.
 """
 
 from etils import epy
 
-from bert_jax.supported_versions import check_installed
 from bert_jax.version import __version__ as __version__
 
 with epy.lazy_api_imports(globals()):  # `import bert_jax` does not wait for JAX
-    from bert_jax.config import FinetuneConfig, PretrainConfig, load_config
+    from bert_jax.ahead_of_time.dry_run import plan_run
+    from bert_jax.command_line.result import Result
+    from bert_jax.commands.data import inspect, prepare, vocab
+    from bert_jax.commands.models import evaluate, export, features, fill_mask, import_, predict
+    from bert_jax.commands.runs import check, compile, report, study
+    from bert_jax.config import FinetuneConfig, PretrainConfig, StudyConfig, load_config
+    from bert_jax.data.corpora.corpus_options import CorpusOptions
     from bert_jax.data.dataset import PreparedDataset
+    from bert_jax.data.preparation.options import PrepareOptions
     from bert_jax.errors import BertJaxError, InputError
     from bert_jax.finetuning.finetune import finetune
     from bert_jax.inference.pretrained import Filling, FineTuned, PreTrained, load
     from bert_jax.inference.text_encoder import Encoded
+    from bert_jax.text.vocabulary_options import ExtensionOptions, VocabularyOptions
     from bert_jax.training.pretrain import Training, pretrain
 
 __all__ = [
-    "BertJaxError",
-    "Encoded",
-    "Filling",
-    "FineTuned",
-    "FinetuneConfig",
-    "InputError",
-    "PreTrained",
-    "PreparedDataset",
-    "PretrainConfig",
-    "Training",
-    "__version__",
-    "finetune",
-    "load",
-    "load_config",
-    "pretrain",
-]
-
-check_installed()
+    "BertJaxError", "CorpusOptions", "Encoded", "ExtensionOptions", "Filling", "FineTuned", "FinetuneConfig",
+    "InputError", "PreTrained", "PrepareOptions", "PreparedDataset", "PretrainConfig", "Result",
+    "StudyConfig", "Training", "VocabularyOptions", "__version__", "check", "compile", "evaluate",
+    "export", "features", "fill_mask", "finetune", "import_", "inspect", "load", "load_config", "plan_run",
+    "predict", "prepare", "pretrain", "report", "study", "vocab",
+]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The `bert-jax` command: parses options, calls one function per subcommand, maps failures to exit statuses.
+"""The `bert-jax` command: parses options, calls the function of a command, maps failures to exit statuses.
 
 0   success
 1   the run failed
@@ -14,34 +14,35 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
+from contextlib import ExitStack, suppress
+from typing import Any
 
-from bert_jax.command_line.arguments import parse as parse_arguments
-from bert_jax.command_line.console import set_up_logging
+from bert_jax.command_line import arguments
+from bert_jax.command_line.console import bars, set_up_logging
+from bert_jax.commands import data, models, runs  # whose functions are the commands
 from bert_jax.errors import BertJaxError
+from bert_jax.progress import silent
 from bert_jax.runtime.background_errors import show_background_errors
 from bert_jax.runtime.malloc import tune_malloc
-from bert_jax.subcommands import data_commands, listing_commands, model_commands, training_commands
+from bert_jax.runtime.preemption import StopSignal
+
+__all__ = ["data", "entry_point", "main", "models", "parse", "runs"]
+
+log = logging.getLogger(__name__)
 
 _PATH_ERRORS = (FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _DISK_ERRORS = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)]
-_HOME = re.compile(r"^(--[\w.-]+=)~(?=/|$)")
+_HOME = re.compile(r"(?<==)~(?=/|$)")
 _INTERRUPTED = 130
-_COMPUTING = {"check", "pretrain", "evaluate", "finetune", "predict", "study"}
-
-_RUN = {
-    name.removeprefix("run_").replace("_", "-"): function
-    for module in (data_commands, listing_commands, model_commands, training_commands)
-    for name, function in vars(module).items()
-    if name.startswith("run_")
-}
-"""The function of each subcommand, such as `run_fill_mask` of "fill-mask"."""
+_JOINED = {"check", "pretrain", "evaluate", "finetune", "study"}
+"""Commands that one process of each host runs together with all others."""
 
 
 def entry_point() -> int:
     """Runs `main` as the program and returns its exit status."""
+    _open_closed_streams()
     show_background_errors()
-    if sys.argv[1:2] and sys.argv[1] in _COMPUTING:
+    if sys.argv[1:2] and sys.argv[1] in {*_JOINED, "predict"}:
         tune_malloc()
     status = main()
     processes = sys.modules.get("bert_jax.runtime.processes")
@@ -53,18 +54,29 @@ def entry_point() -> int:
     return status
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one subcommand and returns its exit status."""
-    options = parse(sys.argv[1:] if arguments is None else arguments)
+def _open_closed_streams() -> None:
+    """Opens the null device where stdin, stdout or stderr is closed: the next file would get its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status."""
+    options = parse(sys.argv[1:] if words is None else words)
     set_up_logging(quiet=options.quiet)
     for library in ("gcsfs", "fsspec"):  # log an error that they raise, too, with its traceback
         logging.getLogger(library).addHandler(logging.NullHandler())
         logging.getLogger(library).propagate = False
     try:
-        options.run(options)
+        _run(options)
+        sys.stdout.flush()
         return 0
     except BertJaxError as error:
-        return _fail(options.command, str(error), error.exit_status)
+        return _fail(options.command, arguments.in_options(str(error), options), error.exit_status)
     except KeyboardInterrupt:
         return _fail(options.command, "interrupted", _INTERRUPTED)
     except BrokenPipeError:  # the reader of the pipe, such as `head`, has exited
@@ -79,12 +91,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Returns the options of a subcommand, as `arguments.parse` does, with the home folder for "~" in `--NAME=~/...`.
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Returns the options of a command, as `arguments.parse` does, with the home folder for "~" in `--NAME=~/...`.
 
     A shell replaces it only at the start of a word.
     """
-    return parse_arguments([_HOME.sub(lambda option: f"{option[1]}{Path.home()}", word) for word in arguments], _RUN)
+    home = os.path.expanduser("~")
+    return arguments.parse([_HOME.sub(lambda _: home, word, 1) if word[:2] == "--" else word for word in words])
+
+
+def _run(options: argparse.Namespace) -> None:
+    """Calls the function of a command, and prints its result in the first of the processes."""
+    more: dict[str, Any] = {}
+    is_first, is_run = True, options.command in _JOINED and not getattr(options, "dry_run", False)
+    with ExitStack() as stack:
+        if arguments.takes(options.command, "stop") and is_run:
+            more["stop"] = stack.enter_context(StopSignal())  # before the imports, which take seconds
+        if is_run:
+            from bert_jax.runtime import processes
+
+            stack.enter_context(processes.joined_processes())
+            is_first = processes.is_first()
+        if arguments.takes(options.command, "bars"):
+            more["bars"] = bars(quiet=options.quiet) if is_first else silent
+        result = arguments.call(options, **more)
+        if is_first:
+            if text := result.to_json() if options.json else str(result):
+                print(text)
+            for command in () if options.json else result.next_commands:
+                log.info("Next: %s", command)
+    if result.error:
+        raise result.error
 
 
 def _disk_error(error: BaseException | None) -> str:
@@ -97,7 +134,8 @@ def _disk_error(error: BaseException | None) -> str:
 
 
 def _fail(command: str, message: str, status: int) -> int:
-    print(f"bert-jax {command}: {' '.join(message.split())}", file=sys.stderr)
+    with suppress(OSError):
+        print(f"bert-jax {command}: {' '.join(message.split())}", file=sys.stderr, flush=True)
     return status
 
 

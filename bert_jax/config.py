@@ -61,23 +61,20 @@ def load_config(spec: str, overrides: Overrides = (), *, kind: type[Section] = P
     path, _, argument = spec.partition(":")
     if path in (aliases := config_listing.aliases()):
         if argument:
-            raise InputError(f"--config={spec}: {path} takes no argument, got :{argument}; leave it out")
+            raise InputError(f"config={spec}: {path} takes no argument, got :{argument}; leave it out")
         path, _, argument = aliases[path].partition(":")
     file = Path(path) if path.endswith(".py") else _packaged(path)
     command = config_listing.kind_of(path)
     if not path.endswith(".py") and not issubclass(kind, config_listing.CONFIG_TYPES[command]):
-        raise InputError(f"--config={spec}: is a config of `bert-jax {command}`")
+        raise InputError(f"config={spec}: is a config of `bert-jax {command}`")
     if not file.is_file():
-        raise InputError(f"--config={spec}: file {file} not found")
+        raise InputError(f"config={spec}: file {file} not found")
     try:
         before = from_mapping(kind, _run_file(spec, file, argument).to_dict())
     except InputError as error:
         raise InputError(f"{file}: {error}") from error
     values = dict(overrides)
-    try:
-        config = with_values(before, values)
-    except InputError as error:
-        raise InputError(f"--config.{error}") from error
+    config = with_values(before, values)
     if isinstance(config, PretrainConfig) and isinstance(before, PretrainConfig):
         return _fit_warmup(config, before, values, "")
     if isinstance(config, StudyConfig) and isinstance(before, StudyConfig):
@@ -100,11 +97,11 @@ def _run_file(spec: str, file: Path, argument: str) -> ConfigDict:
         raise InputError(f"{file}: get_config() not found; define it")
     takes_argument = bool(inspect.signature(module.get_config).parameters)
     if argument and not takes_argument:
-        raise InputError(f"--config={spec}: {file} takes no argument, got :{argument}; leave it out")
+        raise InputError(f"config={spec}: {file} takes no argument, got :{argument}; leave it out")
     try:
         config = module.get_config(argument) if argument else module.get_config()
     except Exception as error:
-        raise InputError(f"--config={spec}: {type(error).__name__}: {error}") from error
+        raise InputError(f"config={spec}: {type(error).__name__}: {error}") from error
     if not isinstance(config, ConfigDict):
         raise InputError(f"{file}: get_config() must return a ConfigDict, got {type(config).__name__}")
     return config
@@ -115,7 +112,7 @@ def _packaged(name: str) -> Path:
     if name in files:
         return files[name]
     known = sorted([*config_listing.aliases(), *files])
-    raise InputError(f"--config={name}: config not found{nearest(name, known)}; expected one of {', '.join(known)}")
+    raise InputError(f"config={name}: config not found{nearest(name, known)}; expected one of {', '.join(known)}")
 
 
 def _fit_warmup(

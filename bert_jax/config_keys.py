@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from bert_jax.errors import InputError
 from bert_jax.sections import Must, Section
@@ -109,49 +109,6 @@ def _is_cache(setting: str) -> bool:
 @dataclass(frozen=True)
 class RunConfig(Section):
     """The keys of any run."""
-
-    SYNONYMS: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "optimizer.learning_rate": ("lr", "peak_lr", "max_lr"),
-        "optimizer.warmup_steps": ("warmup", "num_warmup_steps", "warmup_ratio"),
-        "optimizer.warmup_proportion": ("warmup", "num_warmup_steps", "warmup_ratio", "warmup_steps"),
-        "optimizer.weight_decay": ("wd",),
-        "optimizer.grad_clip_norm": ("grad_clip", "clip", "max_grad_norm", "gradient_clipping"),
-        "optimizer.b1": ("beta1", "beta_1", "adam_beta1"),
-        "optimizer.b2": ("beta2", "beta_2", "adam_beta2"),
-        "optimizer.eps": ("epsilon", "adam_epsilon"),
-        "optimizer.name": ("optim",),
-        "global_batch_size": ("batch_size", "train_batch_size", "per_device_train_batch_size"),
-        "eval_batch_size": ("per_device_eval_batch_size",),
-        "gradient_accumulation": ("grad_accum", "gradient_accumulation_steps", "accumulate_grad_batches"),
-        "total_steps": (
-            "steps", "max_steps", "num_steps", "num_train_steps", "train_steps", "epochs", "num_train_epochs",
-        ),
-        "num_epochs": ("epochs", "num_train_epochs", "max_epochs", "steps", "max_steps", "num_train_steps"),
-        "log_every_steps": ("logging_steps", "log_every"),
-        "eval_every_steps": ("eval_steps", "eval_every"),
-        "checkpoint.every_steps": ("save_steps", "save_every", "save_checkpoints_steps"),
-        "checkpoint.keep": ("save_total_limit", "max_to_keep"),
-        "checkpoint.milestones": ("keep_steps", "save_steps_list"),
-        "checkpoint.milestone_every_steps": ("keep_period", "keep_every", "milestone_every"),
-        "dtype": ("bf16", "fp16", "precision", "mixed_precision"),
-        "remat": ("gradient_checkpointing", "recompute"),
-        "objective.mask_rate": ("mlm_probability", "mlm_prob", "masked_lm_prob"),
-        "data.max_predictions": ("max_predictions_per_seq",),
-        "data.seq_len": ("seq_length", "max_seq_length", "max_seq_len", "max_length"),
-        "task.max_seq_len": ("seq_len", "seq_length", "max_seq_length", "max_length"),
-        "model.hidden_size": ("hidden", "hidden_dim", "d_model", "n_embd"),
-        "model.num_hidden_layers": ("layers", "num_layers", "n_layer"),
-        "model.num_attention_heads": ("heads", "num_heads", "n_head"),
-        "model.intermediate_size": ("d_ff", "ffn_dim", "mlp_dim"),
-        "model.hidden_dropout_prob": ("dropout", "hidden_dropout"),
-        "model.attention_probs_dropout_prob": ("attention_dropout", "attn_dropout"),
-        "init": ("init_checkpoint", "pretrained", "model_name_or_path"),
-        "keep_best": ("load_best_model_at_end", "restore_best_weights", "save_best_only"),
-        "early_stopping.patience": ("patience", "early_stopping", "early_stopping_patience"),
-        "early_stopping.min_delta": ("min_delta", "early_stopping_threshold"),
-        "task.main_metric": ("metric_for_best_model", "monitor"),
-        "task.class_weights": ("class_weight", "loss_weights"),
-    }  # fmt: skip
 
     seed: Seed = 0  # Seeds new parameters, data order, masks and dropout.
     # Computes in float32, bfloat16, or auto: bfloat16 on TPU and GPU. Parameters are always float32.
@@ -349,9 +306,8 @@ class FinetuneDataKeys(DataKeys):
 
     path: str = ""  # The task's folder.
     strict: bool = False  # True: fail on a bad row; False: skip and count it.
-    # Number of batches among which examples are sorted by length, which saves padding; 1: shuffled batches. Examples of
-    # a length share sources and labels: 8 and 64 cost up to 0.03 of STS-B's Spearman correlation
-    # (benchmarks/batch_order).
+    # Number of batches among which examples are sorted by length, which saves padding, at a cost in some scores: those
+    # of a length share sources and labels. 1: shuffled batches.
     sort_window: Positive = 1
     # True: pads batches to as few lengths as take the least time together with compiling a program for each; False: to
     # the next of 16, 32, 48, 64, 96, 128, 192, 256, 384 and 512 tokens.
@@ -508,12 +464,11 @@ class StudyConfig(Section):
     Its columns are scores of the tasks that each of them is fine-tuned on.
     """
 
-    SYNONYMS: ClassVar[Mapping[str, tuple[str, ...]]] = RunConfig.SYNONYMS
-
     title: str = ""  # Title of the table.
     note: str = ""  # Text below the title, such as the metrics of the columns.
     pretraining: PretrainConfig = PretrainConfig()  # A whole config of pre-training, by default of BERT-BASE.
     checkpoints: StudyCheckpointKeys = StudyCheckpointKeys()  # Encoders that exist already.
+    finetuning: Mapping[str, object] = field(default_factory=dict)  # Overrides of the fine-tuning of every task.
     task_data: str = ""  # Folder of the tasks' data.
     rows: tuple[StudyRow, ...] = ()  # `StudyRow`s, or dicts with their keys.
     tasks: tuple[StudyTask, ...] = ()  # `StudyTask`s, or dicts with their keys.

@@ -74,10 +74,11 @@ def check_devices(workdir: str | None = None) -> Iterator[PartResult]:
       InputError: several processes have no workdir.
       Interrupted: a stop signal was received while a part trained.
     """
-    if workdir == "":
-        raise InputError("--workdir is empty; expected a folder, or no --workdir for a temporary one")
     if joined() and not workdir:
-        raise InputError("--workdir: required with several processes; use a folder that all see, such as gs://...")
+        raise InputError("workdir: required with several processes; use a folder that all see, such as gs://...")
+    package = logging.getLogger("bert_jax")
+    log.setLevel(package.level)
+    package.setLevel(logging.ERROR)  # the tiny runs log as runs do
     with tempfile.TemporaryDirectory(prefix="bert-jax-check-") as temporary:
         folder = remote.absolute(workdir or temporary) / f"bert-jax-check-{shared_name()}"
         config = _tiny_config(_make_dataset(Path(temporary)))
@@ -85,6 +86,7 @@ def check_devices(workdir: str | None = None) -> Iterator[PartResult]:
             for part in (devices, train, resume, agree):
                 yield _run_part(part, config, folder)
         finally:
+            package.setLevel(log.level)
             if is_first():
                 with suppress(OSError):  # it could not be made
                     folder.rmtree()
@@ -98,10 +100,9 @@ def _run_part(part: Callable[..., str], config: PretrainConfig, folder: epath.Pa
         raise NotBegun(f"{part.__name__}: stopped by a signal; a check keeps nothing, run it again") from error
     except Exception as error:  # of any library: it is the result
         ok, message = False, f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        if not is_first():
-            log.error("%s: %s", part.__name__, message)
     if any_process(not ok) and ok:
         ok, message = False, "failed in another process, whose log has the reason"
+    log.info("%s: %s", part.__name__, message if ok else f"FAILED: {message}")
     return PartResult(part.__name__, ok, round(time.perf_counter() - began, 2), message)
 
 
@@ -183,23 +184,23 @@ def _reproducible_rows(workdir: epath.Path) -> list[dict[str, Any]]:
 def agree(config: PretrainConfig, folder: epath.Path) -> str:
     """Compares loss and gradient norm of the first steps with those of a CPU, other meshes and attention kernels."""
     reference, differences = _first_steps(config, {}), []
-    # Name, tolerance of the relative difference, and what is compared.
-    pairs: list[tuple[str, float, np.ndarray, np.ndarray]] = []
-    if "cpu" in (os.environ.get("JAX_PLATFORMS") or "cpu"):
-        pairs.append(("cpu", 1e-4, reference, _first_steps(config, {}, jax.local_devices(backend="cpu")[:1])))
-    for axis, most in {"fsdp": 128, "tensor": 8}.items():
-        if (size := math.gcd(jax.device_count(), most)) > 1:
-            metrics = _first_steps(config, {f"mesh.{axis}": size})
-            pairs.append((f"mesh.{axis}={size}", 1e-5, reference[:, 0], metrics[:, 0]))
-    if jax.default_backend() in KERNELS:
-        kernel, tolerance, settings = KERNELS[jax.default_backend()]
-        metrics = _first_steps(config, {**settings, "attention": kernel})
-        pairs.append((f"attention={kernel}", tolerance, _first_steps(config, settings), metrics))
-    for name, tolerance, expected, metrics in pairs:
+
+    def compare(name: str, tolerance: float, expected: np.ndarray, metrics: np.ndarray) -> None:
         difference = np.max(np.abs(metrics - expected) / np.abs(expected))
         if not difference <= tolerance:
             raise BertJaxError(f"{name}: differs by {difference:.1e}, expected at most {tolerance:.0e}")
         differences.append(f"{name} {difference:.1e}")
+
+    if "cpu" in (os.environ.get("JAX_PLATFORMS") or "cpu"):
+        compare("cpu", 1e-4, reference, _first_steps(config, {}, jax.local_devices(backend="cpu")[:1]))
+    for axis, most in {"fsdp": 128, "tensor": 8}.items():
+        if (size := math.gcd(jax.device_count(), most)) > 1:
+            name = f"mesh.{axis}={size}"
+            compare(name, 1e-5, reference[:, 0], _first_steps(config, {f"mesh.{axis}": size})[:, 0])
+    if jax.default_backend() in KERNELS:
+        kernel, tolerance, settings = KERNELS[jax.default_backend()]
+        metrics = _first_steps(config, {**settings, "attention": kernel})
+        compare(f"attention={kernel}", tolerance, _first_steps(config, settings), metrics)
     return f"relative differences: {', '.join(differences) or 'nothing to compare with'}"
 
 

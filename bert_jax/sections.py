@@ -15,7 +15,7 @@ import types
 from collections import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from bert_jax.errors import InputError
 
@@ -38,9 +38,6 @@ class Section:
     A value is converted to the type of its field: a text is parsed, a list is also a tuple, an int also a float, and a
     mapping also a section. InputError, with the key, for one of another type or out of range.
     """
-
-    SYNONYMS: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Keys, with their names in other programs; an unknown key that is one of these is told so."""
 
     def __post_init__(self) -> None:
         for field, (name, kind) in zip(dataclasses.fields(self), kinds(type(self)).items(), strict=True):
@@ -154,7 +151,7 @@ def from_mapping(kind: type[S], values: Mapping[str, Any]) -> S:
     known = kinds(kind)
     for name in values:
         if name not in known:
-            raise InputError(f"{name}: unknown key{nearest(str(name), known, kind.SYNONYMS)}")
+            raise InputError(f"{name}: unknown key{nearest(str(name), known)}")
     return kind(**values)
 
 
@@ -167,7 +164,7 @@ def with_values(section: S, values: Mapping[str, Any]) -> S:
     of_phases = {key: match for key in values if (match := _PHASE_KEY.fullmatch(key)) and match[1] in known}
     for key in values:
         if key not in known and key not in of_phases:
-            raise InputError(f"{key}: unknown key{nearest(key, known, type(section).SYNONYMS)}")
+            raise InputError(f"{key}: unknown key{nearest(key, known)}")
     section = _updated(section, {key: value for key, value in values.items() if key not in of_phases})
     for key, match in of_phases.items():
         phases = _with_phase_key(section, match[1], int(match[2]), match[3], values[key])
@@ -219,14 +216,8 @@ def to_dict(section: Section) -> dict[str, Any]:
     return dataclasses.asdict(section)
 
 
-def nearest(name: str, known: Iterable[str], synonyms: Mapping[str, tuple[str, ...]] = Section.SYNONYMS) -> str:
-    """Returns a "did you mean" hint: the key that `name` is a synonym of, or else the most similar key; "" if none."""
-    last = name.rpartition(".")[2]
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Returns a "did you mean" hint with the key whose last part is the most similar to that of `name`; "" if none."""
     by_last = {other.rpartition(".")[2]: other for other in known}
-    meant = [key for key, names in synonyms.items() if last.lower().replace("-", "_") in names]
-    close = (
-        [other for key in meant for other in known if f".{other}".endswith(f".{key}")]
-        or difflib.get_close_matches(name, known, 1, 0.6)
-        or [by_last[match] for match in difflib.get_close_matches(last, list(by_last), 1, 0.6)]
-    )
-    return f" (did you mean {close[0]}?)" if close else ""
+    close = difflib.get_close_matches(name.rpartition(".")[2], list(by_last), 1, 0.6)
+    return f" (did you mean {by_last[close[0]]}?)" if close else ""

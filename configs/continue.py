@@ -15,7 +15,7 @@ as the warm-up is short: see `optimizer.bias_correction`.
 Parameters: those of the checkpoint.
 Tokens: 409,600,000 (12,500 steps x 256 sequences x 128).
 Hardware, time: not yet run at this size. `--dry_run` prints the hours of a device.
-Score to expect: an MLM loss on the new domain below that of step 0. docs/guides/continue_pretraining.md has a run.
+Score to expect: an MLM loss on the new domain below that of step 0.
 """
 
 from ml_collections import ConfigDict

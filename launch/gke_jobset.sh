@@ -48,8 +48,13 @@ for variable in CHIPS_PER_HOST SLICES MAX_FAILURES; do
 done
 [[ $NAME =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] ||
   refuse "NAME=$NAME: invalid name; expected lower-case letters, digits and hyphens, as in bert-1"
-[[ $TOPOLOGY =~ ^[1-9][0-9]*(x[1-9][0-9]*){1,2}$ ]] ||
-  refuse "TOPOLOGY=$TOPOLOGY: invalid topology; expected two or three sizes, as in 4x4 or 2x2x4"
+case $ACCELERATOR in
+  tpu-v5-lite-podslice | tpu-v6e-slice) sizes='two sizes, as in 4x4' more=1 ;;
+  tpu-v4-podslice | tpu-v5p-slice | tpu7x) sizes='three sizes, as in 2x2x4' more=2 ;;
+  *) refuse "ACCELERATOR=$ACCELERATOR: unknown; expected tpu-v4-podslice, tpu-v5-lite-podslice, tpu-v5p-slice, tpu-v6e-slice or tpu7x" ;;
+esac
+[[ $TOPOLOGY =~ ^[1-9][0-9]*(x[1-9][0-9]*){$more}$ ]] ||
+  refuse "TOPOLOGY=$TOPOLOGY: invalid topology of $ACCELERATOR; expected $sizes"
 case $SPOT in yes | no) ;; *) refuse "SPOT=$SPOT: expected yes or no" ;; esac
 for variable in SLICES CHIPS_PER_HOST; do
   [ "${!variable}" -ge 1 ] || refuse "$variable=${!variable}: expected at least 1"

@@ -7,7 +7,9 @@
 # to all processes. When a process fails, the others receive SIGTERM. The exit status is that of the first process that
 # failed; otherwise 75 (saved, rerun the command) if any process exited with it; otherwise 0.
 exec python3 - "$@" <<'PYTHON'
+import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,15 +23,18 @@ if len(sys.argv) < 3 or not sys.argv[1].isdigit() or sys.argv[1] == "0":
     print("usage: launch/local_cluster.sh N COMMAND...   (N: number of processes, at least 1)", file=sys.stderr)
     sys.exit(2)
 count, command = int(sys.argv[1]), sys.argv[2:]
+if not shutil.which(command[0]):
+    print(f"launch/local_cluster.sh: {command[0]}: command not found", file=sys.stderr)
+    sys.exit(2)
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     address = f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def copy(number, source, target):
-    for line in source:
-        target.write(f"[{number}] {line}")
-        target.flush()
+    for line in source:  # to its end, even if nobody reads the copy: a process with a full pipe blocks
+        with contextlib.suppress(OSError):
+            os.write(target, b"[%d] %b" % (number, line))
 
 
 def send(number, _frame=None):
@@ -49,11 +54,11 @@ for number in range(count):
     together = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), "JAX_PROCESS_ID": str(number)}
     processes.append(
         subprocess.Popen(
-            command, env={**os.environ, **together}, text=True, errors="replace", start_new_session=True,
+            command, env={**os.environ, **together}, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
     )
-    for pipe, target in ((processes[-1].stdout, sys.stdout), (processes[-1].stderr, sys.stderr)):
+    for pipe, target in ((processes[-1].stdout, 1), (processes[-1].stderr, 2)):
         copies.append(threading.Thread(target=copy, args=(number, pipe, target), daemon=True))
         copies[-1].start()
 for number in list(asked):  # signals that arrived while processes were being started

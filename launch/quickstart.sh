@@ -4,38 +4,57 @@
 #   launch/quickstart.sh [FOLDER [--config.KEY=VALUE ...]]      (or `make quickstart`, which installs first)
 #
 # The text is the English that Python and the installed packages carry, so nothing is downloaded. TEXT='FILE ...' is
-# other text. A second call reuses existing results, and resumes training where the first call stopped. The exit status
-# is 1 if the model learned little more than the frequencies of words.
+# other text. A second call makes again what is older than its input, and resumes training where the first call stopped.
+# The exit status is 1 if the model learned little more than the frequencies of words.
 set -euo pipefail
 
+usage="usage: launch/quickstart.sh [FOLDER [--config.KEY=VALUE ...]]   (other text: TEXT='FILE ...')"
+case ${1:-} in
+  -h | --help) echo "$usage" && exit 0 ;;
+  -*) echo "launch/quickstart.sh: $1: expected a folder first; $usage" >&2 && exit 2 ;;
+esac
 out=${1:-quickstart}
 shift || true
-read -ra text <<< "${TEXT:-}"
+# shellcheck disable=SC2206 # words and patterns
+text=(${TEXT:-})
 least=1.0 # nats under the unigram baseline; runs that have learned no word order stay some 0.7 under it
 mkdir -p "$out"
 bin=$(dirname "$(command -v bert-jax)")
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cpu}
 
 step() { printf '\n== %s\n' "$*"; }
-exists() { [ -e "$1" ] && echo "$1 already exists"; }
+is_current() { # OUTPUT INPUT...: the output exists and no input is newer
+  [ -e "$1" ] && [ -z "$(find "${@:2}" -newer "$1" -print -quit 2>/dev/null)" ] && echo "$1 already exists"
+}
 
 step "1/6  text, and a vocabulary of 2,048 word pieces"
 if [ ${#text[@]} -eq 0 ]; then
   text=("$out/text")
-  exists "$out/text/matplotlib.txt" || "$bin/python" "$(dirname "$0")/python_docs.py" "$out/text" \
+  [ -e "$out/text/matplotlib.txt" ] || "$bin/python" "$(dirname "$0")/python_docs.py" "$out/text" \
     python numpy scipy matplotlib
 fi
-exists "$out/tokenizer.json" || bert-jax vocab --input "${text[@]}" --size 2048 --output "$out/tokenizer.json"
+inputs=$out/inputs # the names of the files: another one is newer than what was made of others
+[ "$(cat "$inputs" 2>/dev/null)" = "${text[*]}" ] || echo "${text[*]}" > "$inputs"
+is_current "$out/tokenizer.json" "$inputs" "${text[@]}" || {
+  rm -f "$out/tokenizer.json"
+  bert-jax vocab --input "${text[@]}" --size 2048 --output "$out/tokenizer.json"
+}
 
 step "2/6  dataset: sentence pairs of 32 tokens, 5% of the documents held out"
-exists "$out/data/dataset.json" || bert-jax prepare --input "${text[@]}" --vocab "$out/tokenizer.json" \
-  --output "$out/data" --seq_len 32 --eval_fraction 0.05 --max_line_repeats 1 --workers 2
+is_current "$out/data/dataset.json" "$out/tokenizer.json" "$inputs" "${text[@]}" || {
+  rm -rf "$out/data"
+  bert-jax prepare --input "${text[@]}" --vocab "$out/tokenizer.json" --output "$out/data" \
+    --seq_len 32 --eval_fraction 0.05 --max_line_repeats 1 --workers 2
+}
 
 step "3/6  pre-training: masked words and next sentences"
 bert-jax pretrain --config=quickstart --workdir="$out/run" --config.data.path="$out/data" "$@"
 
 step "4/6  export for transformers"
-exists "$out/hf/model.safetensors" || bert-jax export --checkpoint "$out/run" --output "$out/hf"
+is_current "$out/hf/model.safetensors" "$out/run/checkpoints" || {
+  rm -rf "$out/hf"
+  bert-jax export --checkpoint "$out/run" --output "$out/hf"
+}
 
 step "5/6  filled masks"
 bert-jax fill-mask --checkpoint "$out/run" --top 3 \

@@ -7,12 +7,6 @@ from collections.abc import Iterator
 
 from support import gcs, helpers
 from support.child_processes import ends_what_it_starts  # noqa: F401
-from support.skip_summary import (  # noqa: F401
-    pytest_deselected,
-    pytest_sessionfinish,
-    pytest_terminal_summary,
-    pytest_testnodedown,
-)
 
 os.environ.update(helpers.child_environment(devices=8))  # before JAX is imported
 

@@ -116,4 +116,4 @@ def test_two_processes(tmp_path: Path):
 
 def test_two_processes_need_a_workdir():
     for stderr in several.finish(several.start_commands([helpers.command("check")] * 2), expect=2):
-        assert "--workdir" in stderr
+        assert "workdir: required" in stderr

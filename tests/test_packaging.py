@@ -56,23 +56,6 @@ def test_the_package_is_typed_and_has_its_configs(metadata: dict[str, Any]):
     assert {"Typing :: Typed", "Programming Language :: Python :: 3.13"} <= set(metadata["classifiers"])
 
 
-def test_the_citation_is_valid():
-    citation = yaml.safe_load((REPOSITORY / "CITATION.cff").read_text())
-    assert citation["cff-version"] == "1.2.0"
-    assert {"message", "title", "authors", "version", "license"} <= citation.keys()
-    for work in (citation, *citation["references"]):
-        assert work["title"]
-        for author in work["authors"]:
-            assert author.keys() in ({"name"}, {"family-names", "given-names"})
-    assert citation["license"] == "Apache-2.0"
-
-
-def test_the_changelog_has_known_sections():
-    text = (REPOSITORY / "CHANGELOG.md").read_text()
-    sections = set(re.findall(r"^### (.+)", text, re.MULTILINE))
-    assert sections <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
-
-
 def test_the_install_page_lists_every_extra(metadata: dict[str, Any]):
     page = (REPOSITORY / "docs" / "install.md").read_text()
     table = {match[1]: match[2] for match in re.finditer(r"^\| `([\w-]+)` \| (.+?) \|", page, re.MULTILINE)}

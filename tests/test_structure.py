@@ -42,13 +42,16 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
         "config", "configs", "data", "files", "finetuning", "model", "parallel", "runtime", "text", "tracking",
         "training",
     },
-    "command_line": {"config_listing", "data", "files", "text", "__init__"},
-    "subcommands": {
+    "command_line": {"config", "config_listing", "files", "tracking", "__init__"},
+    "commands": {
         "ahead_of_time", "command_line", "config", "config_listing", "data", "device_check", "files", "finetuning",
-        "inference", "interop", "runtime", "studies", "text", "tracking", "training", "__init__",
+        "inference", "interop", "runtime", "studies", "text", "tracking", "training",
     },
-    "cli": {"command_line", "files", "runtime", "subcommands"},
-    "__init__": {"config", "data", "finetuning", "inference", "supported_versions", "training"},
+    "cli": {"command_line", "commands", "runtime"},
+    "__init__": {
+        "ahead_of_time", "command_line", "commands", "config", "data", "finetuning", "inference",
+        "supported_versions", "text", "training",
+    },
 }  # fmt: skip
 MODEL_LIBRARIES = {"jax", "flax", "bert_jax"}
 

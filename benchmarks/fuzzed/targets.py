@@ -1,9 +1,7 @@
 """Readers of bert_jax that a fuzz campaign calls, each with valid files as seeds."""
 
-import bz2
 import functools
 import gzip
-import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,17 +11,8 @@ from typing import Any
 import numpy as np
 
 from bert_jax.errors import InputError
-from fuzzed import report_seeds, tensorflow_targets
 
-VOCABULARY = (
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    *"abcdefghijklmnopqrstuvwxyz",
-    *(f"##{c}" for c in "aeiourst"),
-)
+VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(chr, range(97, 123)), *(f"##{c}" for c in "aeiourst"))
 TEXTS = ("A film that I liked.", "Not so good, é.", "naïve\u2028 text 12")
 MODEL = {
     "vocab_size": len(VOCABULARY), "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
@@ -208,23 +197,6 @@ def _safetensors() -> list[bytes]:
     return [save({name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}, {"format": "pt"})]
 
 
-def _tensorflow() -> dict[str, bytes]:
-    return tensorflow_targets.checkpoint(len(VOCABULARY), MODEL["hidden_size"], MODEL["intermediate_size"], 16)
-
-
-def _tensorflow_folder(folder: Path) -> None:
-    (folder / "bert_config.json").write_text(json.dumps(MODEL))
-    (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
-    (folder / "tokenizer_config.json").write_text('{"do_lower_case": true}')
-    for name, content in _tensorflow().items():
-        (folder / name).write_bytes(content)
-
-
-def _tensorflow_file(suffix: str) -> Target:
-    name = tensorflow_targets.PREFIX + suffix
-    return Target(name, lambda: [_tensorflow()[name]], _read_model, _tensorflow_folder)
-
-
 def _tokenizer_json() -> list[bytes]:
     import tokenizers
     from tokenizers import models, normalizers, pre_tokenizers
@@ -325,8 +297,15 @@ _SWAG = (
     + "".join(f'{n},v{n},{n},a b,a,b,gold,one,"two, 2",three,four,{n % 4}\n' for n in range(4))
 )  # fmt: skip
 _WIKI = '<doc id="1" url="u" title="T">\nT\n\nA film.\nIt was good.\n</doc>\n<doc id="2">\nB\n\nText.\n</doc>\n'
+_MASK = {"target": "film", "probability": 0.1, "fills": [["film", 0.5], ["b", 0.25]]}
 _METRICS = "".join(
-    json.dumps({"step": 10 * n, "mlm_loss": 5.0 - n, "split": "eval" if n % 3 else "train"}) + "\n" for n in range(8)
+    json.dumps({"step": 10 * step} | row) + "\n"
+    for step in (1, 2)
+    for row in (
+        {"mlm_loss": 5.0, "nsp_accuracy": 0.7, "learning_rate": 1e-4, "tokens_per_second": 100.0, "time": 3.5},
+        {"split": "eval", "mlm_loss": 4.5, "unigram_loss": 7.0, "dev/accuracy": 0.5},
+        {"split": "samples", "samples": [{"text": "a [MASK] text", "masks": [_MASK]}]},
+    )
 )
 
 TARGETS = {
@@ -336,8 +315,6 @@ TARGETS = {
     "corpus: CSV": Target("corpus.csv", lambda: _encoded(_CSV), _documents),
     "corpus: TSV": Target("corpus.tsv", lambda: _encoded(_TSV), _documents),
     "corpus: gzip": Target("corpus.txt.gz", lambda: [gzip.compress(text) for text in _encoded(*TEXTS)], _documents),
-    "corpus: bzip2": Target("corpus.txt.bz2", lambda: [bz2.compress(text) for text in _encoded(*TEXTS)], _documents),
-    "corpus: Zstandard": Target("corpus.txt.zst", lambda: _zstandard(), _documents),
     "corpus: Parquet": Target("corpus.parquet", _parquet, _documents),
     "vocabulary: WordPiece": Target("vocab.txt", lambda: _encoded("\n".join(VOCABULARY) + "\n"), _vocabulary),
     "vocabulary: SentencePiece": Target("pieces.model", _sentencepiece, _vocabulary),
@@ -369,21 +346,5 @@ TARGETS = {
     ),
     "dataset: record of an instance": Target("record", _records, _record),
     "metrics.jsonl": Target("metrics.jsonl", lambda: _encoded(_METRICS), _metrics),
-    "report: metrics of pre-training": Target("metrics.jsonl", report_seeds.pretraining, _report),
-    "report: metrics of fine-tuning": Target("metrics.jsonl", report_seeds.finetuning, _report),
+    "report": Target("metrics.jsonl", lambda: _encoded(_METRICS), _report),
 }  # fmt: skip
-
-if importlib.util.find_spec("tensorflow"):
-    TARGETS |= {
-        "model: bert_config.json": Target(
-            "bert_config.json", lambda: [json.dumps(MODEL).encode()], _open_model, _tensorflow_folder
-        ),
-        "model: TensorFlow index": _tensorflow_file(".index"),
-        "model: TensorFlow data": _tensorflow_file(".data-00000-of-00001"),
-    }
-
-
-def _zstandard() -> list[bytes]:
-    import zstandard
-
-    return [zstandard.ZstdCompressor().compress(text) for text in _encoded(*TEXTS)]

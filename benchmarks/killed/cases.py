@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from record import REPOSITORY
-
 Words = list[object]
 
 MODEL = {
@@ -27,10 +25,6 @@ TASK = {
     "checkpoint.every_steps": 20,
 }  # fmt: skip
 VOCABULARY_SIZE = 4096  # embeddings of 2 MB: arrays above 1 MiB are saved in a way of their own
-PACKAGES = (
-    "json", "email", "http", "xml", "unittest", "asyncio", "argparse", "typing", "decimal", "datetime", "logging",
-    "collections", "subprocess",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,9 +93,6 @@ CASES = {
     "pretrain, packed": Case(_pretrain(data__packing=True), resumes=True),
     "finetune": Case(_finetune(), resumes=True),
     "finetune, search": Case(_finetune(search__seeds=(0, 1), num_epochs=1), resumes=True),
-    "study": Case(
-        lambda inputs, output: ["study", inputs / "study.py", f"--workdir={output}"], resumes=True
-    ),
     "vocab": Case(
         lambda inputs, output: ["vocab", "--input", inputs / "text", "--output", output / "tokenizer.json", "--size",
                                 VOCABULARY_SIZE],
@@ -124,41 +115,15 @@ CASES = {
 }  # fmt: skip
 
 
-_STUDY = """
-from bert_jax.configs import bert_tiny
-from bert_jax.configs.studies import default
-
-
-def get_config():
-    config = default.get_config()
-    config.title = "Killed"
-    config.perplexity = True
-    config.pretraining = bert_tiny.get_config()
-    for key, value in {pretraining}.items():
-        section, name = ([config.pretraining, *key.split(".")])[-2:]
-        (config.pretraining[section] if isinstance(section, str) else section)[name] = value
-    config.rows = (
-        {{"name": "MLM & NSP"}},
-        {{"name": "No NSP", "pretraining": {{"objective.nsp": False}}}},
-    )
-    task = {{**{task}, "num_epochs": 1}}
-    config.tasks = ({{"name": "topic", "config": "finetune/text", "finetuning": task}},)
-    return config
-"""
-
-
-def make_inputs(folder: Path, environment: Mapping[str, str]) -> None:
-    """Makes what the commands read; does nothing if an earlier campaign has made it."""
-    if (folder / "complete").exists():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
+def make_inputs(folder: Path) -> None:
+    """Makes what the commands read."""
+    folder.mkdir()
 
     def run(*words: object) -> None:
         command = [sys.executable, "-m", "bert_jax.cli", *map(str, words)]
-        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     _write_texts(folder)
-    subprocess.run([sys.executable, REPOSITORY / "launch" / "python_docs.py", folder / "text", *PACKAGES], check=True)
     run("vocab", "--input", folder / "text", "--output", folder / "tokenizer.json", "--size", VOCABULARY_SIZE)
     for length in (32, 64):
         run("prepare", "--input", folder / "text", "--vocab", folder / "tokenizer.json", "--output",
@@ -166,16 +131,12 @@ def make_inputs(folder: Path, environment: Mapping[str, str]) -> None:
     run(*_pretrain(total_steps=20)(folder, folder / "base"))
     run("export", "--checkpoint", folder / "base", "--output", folder / "exported")
     run(*_finetune(num_epochs=1)(folder, folder / "classifier"))
-    pretraining = {**TRAINING, "total_steps": 40, "data.path": str(folder / "data64"), "checkpoint.every_steps": 10}
-    task = {**TASK, "data.path": str(folder / "task")}
-    (folder / "study.py").write_text(_STUDY.format(pretraining=pretraining, task=task))
-    (folder / "complete").touch()
 
 
 def _write_texts(folder: Path) -> None:
     """Writes lines, documents and rows of a task from a few hundred made-up words."""
     rng = random.Random(0)
-    words = ["".join(rng.choices("abcdefghijklmnoprstuvw", k=rng.randint(2, 8))) for _ in range(800)]
+    words = ["".join(rng.choices("abcdefghijklmnoprstuvw", k=rng.randint(2, 8))) for _ in range(6000)]
     sentence = lambda: " ".join(rng.choices(words, k=rng.randint(4, 24))).capitalize() + "."  # noqa: E731
     (folder / "task").mkdir(exist_ok=True)
     for name, count in (("train", 640), ("dev", 64), ("many", 6000)):

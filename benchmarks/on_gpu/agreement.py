@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -110,8 +109,11 @@ def parity(cases: Cases, scale: Scale) -> None:
     )
 
 
-def determinism(cases: Cases, scale: Scale, script: Path, extra: list[str]) -> None:
-    """Runs two processes with the flag and two without, all at once, and compares the digests of their parameters."""
+def determinism(cases: Cases, scale: Scale, script: list[str]) -> None:
+    """Runs two processes with the flag and two without, all at once, and compares the digests of their parameters.
+
+    `script` are the arguments of Python for a process, but for its name.
+    """
     settings = {FLAG: FLAG, "none": ""}
     processes: dict[str, list[subprocess.Popen]] = {}
 
@@ -121,7 +123,7 @@ def determinism(cases: Cases, scale: Scale, script: Path, extra: list[str]) -> N
             "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip(),
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # four processes share the memory
         }
-        command = [sys.executable, str(script), "worker", "determinism", *extra]
+        command = [sys.executable, *script, "determinism"]
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
     def compare(case: str) -> Mapping[str, Any]:

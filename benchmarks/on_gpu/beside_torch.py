@@ -8,7 +8,6 @@ tokens, as `transformers` does. Each side is a process that runs a round per lin
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from on_gpu.cases import Cases
@@ -31,11 +30,14 @@ COLUMNS = {
 }
 
 
-def beside_torch(cases: Cases, scale: Scale, script: Path, extra: list[str]) -> None:
-    """Measures the ratio of both sides at 128 and at 512 tokens: the median of the rounds' ratios."""
+def beside_torch(cases: Cases, scale: Scale, script: list[str]) -> None:
+    """Measures the ratio of both sides at 128 and at 512 tokens: the median of the rounds' ratios.
+
+    `script` are the arguments of Python for a side, but for its name.
+    """
 
     def compare(seq_len: int) -> dict[str, Any]:
-        sides = [_side(name, seq_len, script, extra) for name in ("torch", "jax")]
+        sides = [_side(name, seq_len, script) for name in ("torch", "jax")]
         try:
             for side in sides:
                 side.wait()
@@ -57,11 +59,11 @@ def beside_torch(cases: Cases, scale: Scale, script: Path, extra: list[str]) -> 
         cases.measure(f"{seq_len} tokens", lambda seq_len=seq_len: compare(seq_len))
 
 
-def _side(name: str, seq_len: int, script: Path, extra: list[str]) -> Side:
+def _side(name: str, seq_len: int, script: list[str]) -> Side:
     environment = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     if name == "torch":
         environment["JAX_PLATFORMS"] = "cpu"
-    return Side(name, [str(script), "worker", name, "--seq-len", str(seq_len), *extra], environment)
+    return Side(name, [*script, f"{name}:{seq_len}"], environment)
 
 
 def jax_worker(scale: Scale, seq_len: int) -> None:

@@ -39,8 +39,7 @@ PREDICTIONS = {128: 20, 512: 76}
 POOL = 4096
 """Sequences that rows are packed from."""
 LENGTHS = {
-    # Lengths at the middles of 16 quantiles, of English Wikipedia as `bert-jax prepare` makes it:
-    # benchmarks/on_gpu/lengths.py prints them.
+    # Lengths at the middles of 16 quantiles, of English Wikipedia as `bert-jax prepare` makes it.
     128: (36, 56, 72, 88, 105, 124, *[128] * 10),
     512: (34, 55, 73, 92, 113, 136, 165, 197, 236, 279, 334, 404, 499, *[512] * 3),
 }

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -75,12 +75,9 @@ def plans(config: PretrainConfig, phase: int | None = None) -> list[Plan]:
     return phases if phase is None else [phases[phase]]
 
 
-def compile_step(
-    target: Target, plan: Plan, make_step: Callable[..., Any] = plan_step, *, profile: bool = False
-) -> dict[str, Any]:
+def compile_step(target: Target, plan: Plan, *, profile: bool = False) -> dict[str, Any]:
     """Compiles the step of a phase, and describes it for JSON: bytes and seconds of one device, FLOPs of all devices.
 
-    `make_step(mesh, plan, model)` returns the plan of the state, and a step with the method `lower(state, batch)`.
     The sizes of a row are those of `data.path` if set, else of the config. `problem` says by how much a step does not
     fit, and which settings need less; it is None for a step that fits. Sizes that are not known are missing or None.
     InputError for a config that is invalid or not divisible over the devices.
@@ -99,7 +96,7 @@ def compile_step(
     predictions = predictions_per_row(make_masking(config), seq_len, sequences)
     plan, model = fit_plan(plan, mesh, seq_len, vocab_size, config.data.path or "a dataset of data.seq_len")
     rows, microbatches, devices = config.global_batch_size, plan.config.gradient_accumulation, len(target.devices)
-    spec, train_step = make_step(mesh, plan, model)
+    spec, train_step = plan_step(mesh, plan, model)
     batch = abstract_batch(mesh, plan.config, seq_len, predictions, sequences)
     start = time.perf_counter()
     memory, program = {}, ""
@@ -118,7 +115,7 @@ def compile_step(
             peak = sum(memory.values()) - sizes.alias_size_in_bytes
         # v5p and v6e run some gathers on sparse cores, as a kind of call that an older jaxlib cannot read.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            program = compiled.as_text()
+            program = compiled.as_text() or ""
     hbm, problem = target.hbm_bytes, None
     if hbm and peak > hbm:
         needed, usable = peak / (1 << 30), hbm / (1 << 30)

@@ -9,7 +9,7 @@
 
 A record is an instance, see `records.py`. The instances of a shard are sorted by instance id, which is a hash: reading
 a shard sequentially yields shuffled instances. ArrayRecord has a checksum of every group of records. A dataset in a
-store is first copied whole to the local disk, $BERT_JAX_CACHE (or ~/.cache/bert_jax)/datasets/HASH.
+store is first copied whole to the local disk, $BERT_JAX_CACHE (or ~/.cache/bert_jax)/datasets/DIGEST.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import functools
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -40,6 +40,8 @@ FORMAT_VERSION = 1
 INFO_FILE = "dataset.json"
 TOKEN_COUNTS_FILE = "token_counts.npy"
 SPLITS = ("train", "eval")
+TOKENIZER_FIELDS = ("kind", "lowercase", "vocab_size", "sha256", "ids_sha256")
+"""Attributes of `Tokenizer` in `dataset.json`."""
 _MAX_OPEN = 256  # readers of a dataset; each holds a file open, and the default limit of a process is 1,024
 _DOWNLOADS = 8  # at a time
 
@@ -54,10 +56,11 @@ def lengths_file(split: str) -> str:
 
 @dataclass(frozen=True)
 class Shard(Section):
-    """An ArrayRecord file: name, number of instances, bytes on disk, and digest of these."""
+    """An ArrayRecord file: name, number of instances, digest of their records, bytes on disk, and digest of these."""
 
     file: FileName = "train-00000-of-00001.array_record"
     instances: Count = 0
+    content: str = ""
     bytes: Count = 0
     digest: str = ""
 
@@ -89,11 +92,18 @@ class SplitInfo(Counts):
     shards: tuple[Shard, ...] = ()
 
 
+def sum_splits(parts: Iterable[SplitInfo]) -> SplitInfo:
+    """Returns the counts and the shards of several splits, or of parts of one, together."""
+    every, names = list(parts), [field.name for field in dataclasses.fields(SplitInfo) if field.name != "shards"]
+    shards = tuple(shard for part in every for shard in part.shards)
+    return SplitInfo(shards=shards, **{name: sum(getattr(part, name) for part in every) for name in names})
+
+
 @dataclass(frozen=True)
 class DatasetInfo(Section):
-    """Contents of `dataset.json`. `hash` covers all other fields: datasets with equal hashes are equal."""
+    """Contents of `dataset.json`. Datasets with equal hashes give equal batches; see `with_hash`."""
 
-    tokenizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # kind, lowercase, vocab_size, sha256
+    tokenizer: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # by the names of `TOKENIZER_FIELDS`
     seq_len: Annotated[int, Must("in [1, 2**15]", lambda x: 1 <= x <= 1 << 15)] = 128
     seed: int = 0
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -105,8 +115,13 @@ class DatasetInfo(Section):
     hash: str = ""
 
     def with_hash(self) -> "DatasetInfo":
-        """Returns a copy with `hash` computed from the other fields."""
-        return replace(self, hash=_hash(asdict(self)))
+        """Returns a copy with the `hash` of the instances, the ids of the tokenizer, and the seed of evaluation masks.
+
+        Counts, options and the bytes of files, which follow from compression, have no part in it.
+        """
+        records = [(name, shard.instances, shard.content) for name in SPLITS for shard in self.splits[name].shards]
+        content = key_from(self.seq_len, self.seed, self.tokenizer["ids_sha256"], records)
+        return replace(self, hash=f"{content:016x}")
 
     def to_json(self) -> str:
         """Returns the text of `dataset.json`."""
@@ -121,13 +136,13 @@ class DatasetInfo(Section):
         try:
             content = json.loads(atomic.read_whole(path))
             check_version(path, content, FORMAT_VERSION)
-            if content["hash"] != _hash(content):
-                raise InputError(f"{path}: damaged (its hash is another); copy or prepare the dataset again")
             info = from_mapping(cls, content)
             if {*info.splits} != {*SPLITS} or {*info.arrays} != {TOKEN_COUNTS_FILE, *map(lengths_file, SPLITS)}:
                 raise ValueError("splits or arrays are missing")
-            if not info.tokenizer.keys() >= {"kind", "sha256", "vocab_size"}:
+            if not info.tokenizer.keys() >= {*TOKENIZER_FIELDS}:
                 raise ValueError("tokenizer: fields are missing")
+            if info != info.with_hash():
+                raise ValueError("its hash is another")
         except InputError as error:
             raise error if str(path) in str(error) else InputError(f"{path}: {error}") from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -135,20 +150,19 @@ class DatasetInfo(Section):
         return info
 
 
-def _hash(content: Mapping[str, Any]) -> str:
-    hashed = {key: value for key, value in content.items() if key != "hash"}
-    return f"{key_from(json.dumps(hashed, sort_keys=True)):016x}"
+new_digest = functools.partial(hashlib.blake2b, digest_size=16)
+"""Creates the hash object of digests, which are in hex."""
 
 
 def digest(content: bytes | memoryview) -> str:
-    """Returns the digest of a file's content: blake2b of 16 bytes, in hex."""
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    """Returns the digest of a file's content."""
+    return new_digest(content).hexdigest()
 
 
 def file_digest(path: Path) -> str:
     """Returns the `digest` of a file, without holding it in memory."""
     with open(path, "rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        return hashlib.file_digest(file, new_digest).hexdigest()
 
 
 def array_bytes(array: np.ndarray) -> bytes:
@@ -169,7 +183,7 @@ class PreparedDataset:
         self.folder = remote.parse_path(path)
         self.info = info = DatasetInfo.read(self.folder)
         shards = [shard for split in info.splits.values() for shard in split.shards]
-        self._local = _local_copy(self.folder, info.hash, [tokenizer.FILE, tokenizer.SETTINGS, *info.arrays], shards)
+        self._local = _local_copy(self.folder, info, [tokenizer.FILE, tokenizer.SETTINGS, *info.arrays], shards)
         self.tokenizer = tokenizer.read_tokenizer(self._local / tokenizer.FILE)
         if self.tokenizer.sha256 != info.tokenizer["sha256"]:
             raise InputError(f"{self.folder / tokenizer.FILE}: sha256 is not that of {INFO_FILE}; restore the file")
@@ -199,7 +213,7 @@ class PreparedDataset:
     def _array(self, name: str) -> np.ndarray:
         content = (self._local / name).read_bytes()
         if digest(content) != self.info.arrays[name]:
-            raise InputError(f"{self._local / name}: damaged; {self._way_out}")
+            raise InputError(f"{self._local / name}: damaged, or {INFO_FILE} is; {self._way_out}")
         result: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
         return result
 
@@ -244,14 +258,14 @@ def _open_reader(folder: Path, file: str) -> ArrayRecordReader:
     return ArrayRecordReader(str(folder / file), "readahead_buffer_size:0")
 
 
-def _local_copy(folder: epath.Path, name: str, files: Sequence[str], shards: Sequence[Shard]) -> Path:
+def _local_copy(folder: epath.Path, info: DatasetInfo, files: Sequence[str], shards: Sequence[Shard]) -> Path:
     """Returns the local folder of a dataset whose files have the right sizes; copies one in a store there first.
 
     Processes of a host share the copy; the first one makes it. The downloaded shards are verified by their digests.
     """
     local = Path(folder)
     if remote.is_remote(folder):
-        local = remote.cache_folder() / "datasets" / name
+        local = remote.cache_folder() / "datasets" / digest(info.to_json().encode())
         local.mkdir(parents=True, exist_ok=True)
         sizes = remote.sizes(folder)
         digests = {shard.file: shard.digest for shard in shards}

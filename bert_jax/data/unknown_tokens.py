@@ -1,12 +1,10 @@
 """Share of [UNK] among a corpus's tokens, with warnings and limits that detect an unsuitable vocabulary."""
 
 import logging
-from collections.abc import Sequence
 
 import numpy as np
 
 from bert_jax.data.preparation.options import MAX_SHARE
-from bert_jax.data.preparation.sorted_runs import Run
 from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -14,22 +12,10 @@ log = logging.getLogger(__name__)
 
 WARN_SHARE = 0.02
 
-_SAMPLED_RUNS = 64
-_SAMPLED_TOKENS = 1 << 20  # per run
-
 
 def unknown_share(token_counts: np.ndarray, unk_id: int) -> float:
     """Returns the share of [UNK] in token counts [V]."""
     return float(token_counts[unk_id] / max(1, token_counts.sum()))
-
-
-def sampled_share(runs: Sequence[Run], unk_id: int) -> float:
-    """Returns the share of [UNK] in a sample of tokenized documents; their order in runs is random."""
-    unknown = tokens = 0
-    for run in runs[:: -(-len(runs) // _SAMPLED_RUNS)]:
-        sample = run.part("tokens", 0, min(run.counts.tokens, _SAMPLED_TOKENS))
-        unknown, tokens = unknown + int((sample == unk_id).sum()), tokens + len(sample)
-    return unknown / max(1, tokens)
 
 
 def check_limit(limit: float) -> None:

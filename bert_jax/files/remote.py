@@ -35,10 +35,12 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 def parse_path(path: str | os.PathLike[str]) -> epath.Path:
     """Returns the path that a user has given; a local path is returned unchanged, relative or not.
 
-    Raises InputError for a path that is not UTF-8, an unknown scheme, a missing package that opens the scheme, or a
-    missing bucket name.
+    Raises InputError for a path that is empty or not UTF-8, an unknown scheme, a missing package that opens the scheme,
+    or a missing bucket name.
     """
     name = os.fspath(path)
+    if not name:
+        raise InputError("the path is empty; expected a file or folder")
     try:
         name.encode()
     except UnicodeEncodeError as error:

@@ -89,15 +89,15 @@ def parse_layers(given: str, num_hidden_layers: int) -> list[int | str]:
         layers += by_name[word] if word in by_name else [int(word)] if re.fullmatch(r"-?[0-9]{1,18}", word) else [word]
     for layer in layers:
         if isinstance(layer, str) and layer not in by_name:
-            raise InputError(f"--layers: unknown layer {layer!r:.60}; use numbers, or {', '.join(LAYER_NAMES)}")
+            raise InputError(f"layers: unknown layer {layer!r:.60}; use numbers, or {', '.join(LAYER_NAMES)}")
         if isinstance(layer, int) and not -num_hidden_layers <= layer < num_hidden_layers:
             raise InputError(
-                f"--layers: unknown layer {layer}; the model has {num_hidden_layers}, "
+                f"layers: unknown layer {layer}; the model has {num_hidden_layers}, "
                 f"{-num_hidden_layers} to {num_hidden_layers - 1}"
             )
     positions = [_hidden_state(layer, num_hidden_layers) for layer in layers]
     if len(set(positions)) < len(positions):
-        raise InputError(f"--layers={given}: duplicate layer; list each layer once")
+        raise InputError(f"layers={given}: duplicate layer; list each layer once")
     return layers
 
 
@@ -134,7 +134,7 @@ def extract(
     """
     target = remote.parse_path(output)
     if remote.exists(target):
-        raise InputError(f"--output={target}: already exists; choose another name or delete it")
+        raise InputError(f"output={target}: already exists; choose another name or delete it")
     check_batch_size(batch_size)
     _check_input(input)
     found = open_model_of(checkpoint)
@@ -143,12 +143,12 @@ def extract(
         layers = "-1" if pool else ",".join(str(-layer) for layer in range(1, min(4, config.num_hidden_layers) + 1))
     chosen = parse_layers(layers, config.num_hidden_layers)
     if pool is not None:
-        check_pool("--pool", pool, config)
+        check_pool("pool", pool, config)
         if len(chosen) > 1:
-            raise InputError(f"--layers={layers}: --pool={pool} supports one layer, got {len(chosen)}; use --layers=-1")
+            raise InputError(f"layers={layers}: pool={pool} supports one layer, got {len(chosen)}; use layers=-1")
     length = config.max_position_embeddings if seq_len is None else seq_len
     if not 3 <= length <= config.max_position_embeddings:
-        raise InputError(f"--seq_len={seq_len}: expected 3 to {config.max_position_embeddings}, the model's maximum")
+        raise InputError(f"seq_len={seq_len}: expected 3 to {config.max_position_embeddings}, the model's maximum")
 
     atomic.make_folder(target.parent)
     with atomic.whole_file(target) as file:
@@ -182,9 +182,9 @@ def extract(
 def _check_input(path: str) -> None:
     place = Path(path)  # epath takes a pipe for a file
     if not remote.is_remote(path) and place.exists() and not place.is_file():
-        raise InputError(f"--input={path}: expected a regular file; save the input to a file")
+        raise InputError(f"input={path}: expected a regular file; save the input to a file")
     if named_format(path):
-        raise InputError(f"--input={path}: got a table or JSON lines, expected a file of plain text, one text a line")
+        raise InputError(f"input={path}: got a table or JSON lines, expected a file of plain text, one text a line")
     text_format(path)  # refuses what is not text
 
 
@@ -208,7 +208,7 @@ def _measure(
     Raises InputError without a line, and for a pair that the model has no second segment for.
     """
     if not texts:
-        raise InputError(f"--input={path}: the file is empty: expected at least one line")
+        raise InputError(f"input={path}: the file is empty: expected at least one line")
     lengths = []
     for number, line in enumerate(_encode(tokenizer, texts, sys.maxsize), start=1):
         lengths.append(len(line.input_ids))

@@ -23,8 +23,6 @@ def open_model_of(location: str, step: int | None = None) -> Checkpoint:
     Raises:
       InputError: there is no such model, or it cannot be read.
     """
-    if not location:
-        raise InputError("checkpoint='': expected the path of a model, such as a workdir")
     given = remote.parse_path(location)
     if step is None and not (may_hold_checkpoints(given) and is_checkpoint(given)):
         if holds_model(location):

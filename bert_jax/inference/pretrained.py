@@ -78,7 +78,7 @@ class FineTuned(TextModel):
         is_pair = self.record.get("is_pair")
         if any((one is None) != (pairs[0] is None) for one in pairs) or is_pair not in (None, pairs[0] is not None):
             expected = {True: "one for each text", False: "none", None: "one for each text, or none"}[is_pair]
-            raise InputError(f"pair: the model predicts with {expected}; got {sum(one is not None for one in pairs)}")
+            raise InputError(f"pair: expected {expected}, got {sum(one is not None for one in pairs)}")
         (split,) = self._task.make_task({"given": self._task.from_texts(texts, pairs)}, {}).splits()
         predictions = split.predictions(self._running.outputs(split.examples))
         return [{key: value for key, value in prediction.items() if key != "id"} for prediction in predictions]

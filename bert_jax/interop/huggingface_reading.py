@@ -128,7 +128,7 @@ def drop_weights(
         matched = {name: weight for name, weight in weights.items()
                    if name.startswith(beginning) or weight.name.startswith(beginning)}  # fmt: skip
         if not matched:
-            raise InputError(f"--drop={beginning}: {file} has no weight whose name begins so; remove it")
+            raise InputError(f"drop={beginning}: {file} has no weight whose name begins so; remove it")
         dropped |= matched
     if dropped:
         log.warning("%s: dropped %s", file, _listed(dropped.values()))
@@ -198,7 +198,7 @@ def _kept_layers(path: epath.Path, config: BertConfig, layers: Sequence[int] | N
     if not layers or not all(0 <= layer < count for layer in layers):
         given = ",".join(map(str, layers))
         raise InputError(
-            f"--layers={given}: expected layers of {path.parent}, from 0 to {count - 1}, such as 0,{count - 1}"
+            f"layers={given}: expected layers of {path.parent}, from 0 to {count - 1}, such as 0,{count - 1}"
         )
     dropped = [layer for layer in range(count) if layer not in layers]
     log.info("%s: %d layers of %d are read, and these are dropped: %s", path.parent, len(layers), count,
@@ -264,7 +264,7 @@ def _check_weights(path: epath.Path, weights: Mapping[str, StoredWeight], expect
     }  # fmt: skip
     problems = [f"{problem}: {_listed(group)}" for problem, group in groups.items() if group]
     if problems:
-        fix = "; to import the model without weights, give `import --drop` the beginnings of their names"
+        fix = "; to import the model without them, give `bert-jax import --drop` the beginnings of their names"
         raise InputError(
             f"{path.parent}: the weights do not match {path.name}: {'. '.join(problems)}{fix if unexpected else ''}"
         )

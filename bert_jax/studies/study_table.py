@@ -1,18 +1,12 @@
-"""The table of a study, as Markdown, JSON and a figure, with the paper's numbers next to ours."""
+"""The table of a study, as Markdown and JSON, with the paper's numbers next to ours."""
 
 import math
 import statistics
-import textwrap
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import matplotlib
 from etils import epath
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
-from matplotlib.lines import Line2D
 
 from bert_jax.files import atomic
 from bert_jax.files.format_versions import write_json
@@ -21,10 +15,7 @@ TABLE_VERSION = 1
 """The format of `table.json`."""
 PERPLEXITY = "perplexity"
 """The name of the perplexity column."""
-LOWER_IS_BETTER = {PERPLEXITY}
 _DIGITS = {PERPLEXITY: 2}  # decimals shown; 1 for all other columns
-_PANELS_ACROSS = 5
-_LETTERS_AN_INCH = 10  # of the figure's title
 
 
 @dataclass(frozen=True)
@@ -118,11 +109,9 @@ class Table:
 
 
 def write_table(table: Table, folder: epath.Path) -> None:
-    """Writes `table.md`, `table.json` and `table.png` into the folder."""
+    """Writes `table.md` and `table.json` into the folder."""
     atomic.write_whole(folder / "table.md", render(table).encode())
     write_json(folder / "table.json", table.as_json())
-    with atomic.whole_file(folder / "table.png") as file:
-        _draw(table, file)
 
 
 def render(table: Table) -> str:
@@ -209,50 +198,3 @@ def _difference(table: Table, row: str, column: str) -> str:
         return ""
     value, error = difference
     return f"{value:+.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
-
-
-def _literal(text: str) -> str:
-    """Escapes dollar signs, which would start a formula in a figure."""
-    return text.replace("$", r"\$")
-
-
-def _draw(table: Table, file: Any) -> None:
-    """Draws one panel per column: restarts, mean and the paper's number, as differences to the first row."""
-    down = -(-len(table.columns) // _PANELS_ACROSS)
-    across = -(-len(table.columns) // down)
-    width, height = 2.6 * across + 2.2, (0.42 * len(table.rows) + 0.8) * down + 1.1
-    figure, axes = pyplot.subplots(
-        down, across, figsize=(width, height), sharey=True, squeeze=False, layout="constrained"
-    )
-    restart: dict[str, Any] = {"color": "C0", "marker": "o", "alpha": 0.3, "markersize": 4, "linestyle": ""}
-    mean: dict[str, Any] = {"color": "C0", "marker": "|", "markersize": 16, "markeredgewidth": 2.5, "linestyle": ""}
-    paper: dict[str, Any] = {"color": "C1", "marker": "D", "markerfacecolor": "none", "markersize": 7, "linestyle": ""}
-    for panel in axes.flat[len(table.columns) :]:
-        panel.set_visible(False)
-    for panel, column in zip(axes.flat, table.columns, strict=False):
-        first = table.cells.get((table.rows[0], column))
-        panel.axvline(0.0, color="gray", linewidth=0.8)
-        for y, row in enumerate(table.rows):
-            cell, theirs = table.cells.get((row, column)), table.paper_difference(row, column)
-            if cell is not None and first is not None:
-                panel.plot([value - first.mean for value in cell.values], [y] * len(cell.values), **restart)
-                panel.plot(cell.mean - first.mean, y, **mean)
-            if theirs is not None:
-                panel.plot(theirs, y, **paper)
-        panel.set_title(
-            _literal(column) + (" (less is better)" if column in LOWER_IS_BETTER else ""), fontsize="medium"
-        )
-        panel.grid(alpha=0.3, axis="x")
-        panel.locator_params(axis="x", nbins=5)
-    axes[0, 0].set_yticks(range(len(table.rows)), [_literal(row) for row in table.rows])
-    axes[0, 0].set_ylim(len(table.rows) - 0.5, -0.5)
-    figure.suptitle(textwrap.fill(_literal(table.title), int(_LETTERS_AN_INCH * width)), fontsize="large")
-    has_paper = any(table.paper_difference(row, column) is not None for row in table.rows for column in table.columns)
-    marks = {"a restart": restart, "mean": mean, **({"the paper": paper} if has_paper else {})}
-    handles = [Line2D([], [], label=label, **style) for label, style in marks.items()]
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=len(handles), fontsize="small", frameon=False,
-        title=f"difference to {_literal(table.rows[0])}",
-    )  # fmt: skip
-    figure.savefig(file, format="png", dpi=130)
-    pyplot.close(figure)

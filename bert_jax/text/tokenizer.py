@@ -140,6 +140,11 @@ class Tokenizer:
         return hashlib.sha256(json.dumps([value, self.special_tokens], sort_keys=True).encode()).hexdigest()
 
     @functools.cached_property
+    def ids_sha256(self) -> str:
+        """Hash that is equal if each id has the same piece and the same role, by whatever rules text is encoded."""
+        return hashlib.sha256(json.dumps([self.vocab, self.special_tokens]).encode()).hexdigest()
+
+    @functools.cached_property
     def _full(self) -> tokenizers.Tokenizer:
         """The tokenizer that recognizes special tokens in text, which `_plain` does not."""
         full = _build(self.content, self._ids)

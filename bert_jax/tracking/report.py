@@ -1,6 +1,7 @@
 """`bert-jax report`: one page with results, curves, fills and settings of runs beside each other.
 
-Metrics have their names of `metrics.jsonl`. Plotly draws the page, which loads nothing.
+A search adds the table of its trials, a study its table of scores. Metrics have their names of `metrics.jsonl`. Plotly
+draws the page, which loads nothing.
 """
 
 import json
@@ -29,6 +30,9 @@ _HEADINGS = {PretrainConfig: "Pre-training", FinetuneConfig: "Fine-tuning"}
 _AXES = ("step", "tokens_seen", "hours")
 _NO_SCORES = re.compile(r"split|step|hours|time|.*_seen|data|sequences")
 _NO_CURVES = re.compile(rf"{_NO_SCORES.pattern}|epoch.*|nonfinite_streak|steps_averaged|examples_.*")
+_SHARES = re.compile(r".*accuracy|mfu|.*_share")
+"""Metrics from 0 to 1, whose axes are in percent."""
+_LONGEST_NAME = 40  # characters of a name in the legend
 _DASHES = {"training": "solid", "eval": "solid", "dev": "solid", "unigram baseline": "dash"}  # others are dotted
 # No address may be loaded, whatever a file of a run contains. Plotly writes styles and makes images of plots.
 _HEAD = (
@@ -36,8 +40,11 @@ _HEAD = (
     "script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:\"><title>bert-jax report</title>"
     "<style>body { font: 15px/1.5 system-ui, sans-serif; margin: 16px; overflow-x: auto } "
     "th, td { border-bottom: 1px solid #ddd; padding: 3px 10px; text-align: right } "
-    "th:first-child, td:first-child { text-align: left }</style>"
+    "th:first-child, td:first-child { text-align: left } "
+    "@media (prefers-color-scheme: dark) { html { background: #111 } "
+    "body { margin: 0; padding: 16px; background: #fff; filter: invert(0.93) hue-rotate(180deg) } }</style>"
 )
+_SEARCH, _STUDY, _COMPILED = "search.json", "table.json", ".json"
 Table = tuple[str, list[str], list[list[Any]]]
 """Caption, heads and rows. A cell is a text, a number or None."""
 
@@ -63,21 +70,20 @@ class ReportedRun:
 def read_runs(paths: Sequence[str]) -> list[ReportedRun]:
     """Reads the runs in workdirs, in searches, in studies and in folders of runs.
 
-    Raises InputError for a path without any, and for a damaged file.
+    Raises InputError for a path without any metrics or table of scores.
     """
     rows: dict[epath.Path, list[dict[str, Any]]] = {}
     for path in paths:
+        if path.endswith(_COMPILED):
+            continue
         folder = remote.absolute(path)
         inside = [] if read_metrics(folder) else [*remote.children(folder), *remote.children(folder / "pretraining")]
         with_metrics = {place: found for place in [folder, *inside] if (found := read_metrics(place))}
-        if not with_metrics:
-            raise InputError(f"{path} has no metrics; pass the --workdir of `bert-jax pretrain`, `finetune` or `study`")
+        if not with_metrics and not remote.exists(folder / _STUDY):
+            raise InputError(f"{path} has no metrics; expected a workdir of `bert-jax pretrain`, `finetune` or `study`")
         rows |= with_metrics
     are_distinct = len({folder.name for folder in rows}) == len(rows)
-    try:
-        return [_read_run(folder.name if are_distinct else str(folder), folder, rows[folder]) for folder in rows]
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise InputError(f"{', '.join(paths)}: unexpected contents ({type(error).__name__}: {error!s:.99})") from error
+    return [_read_run(folder.name if are_distinct else str(folder), folder, rows[folder]) for folder in rows]
 
 
 def _read_run(name: str, folder: epath.Path, rows: Sequence[Mapping[str, Any]]) -> ReportedRun:
@@ -95,11 +101,47 @@ def _read_run(name: str, folder: epath.Path, rows: Sequence[Mapping[str, Any]]) 
     return ReportedRun(name, kind, splits, dict(flatten(from_mapping(kind, config))) if config else {}, final)
 
 
+def tables(path: str) -> Iterator[Table]:
+    """Yields the table of the trials of a search, of the scores of a study, and of a file of `compile --json`."""
+    folder = remote.absolute(path)
+    if path.endswith(_COMPILED):
+        phases = read_json(folder)["phases"]
+        values = [{**phase, **(phase["estimate"] or {})} for phase in phases]
+        keys = [key for key, value in values[0].items() if isinstance(value, (str, int, float))]
+        heads = [f"steps {phase['first_step']}–{phase['last_step']}" for phase in phases]
+        yield folder.name, ["", *heads], [[key, *(phase[key] for phase in values)] for key in keys]
+    if remote.exists(folder / _SEARCH):
+        search = read_json(folder / _SEARCH)
+        trials = search["by_learning_rate"].items()
+        seeds = list(dict.fromkeys(seed for _, trial in trials for seed in trial["scores"]))
+        rows = [
+            [rate, trial["median"], *(trial["scores"].get(seed) for seed in seeds)] for rate, trial in trials
+        ]  # fmt: skip
+        note = f"{folder.name}: {search['metric']} of each trial"
+        yield note, ["learning_rate", "median", *(f"seed {seed}" for seed in seeds)], rows
+    if remote.exists(folder / _STUDY):
+        study = read_json(folder / _STUDY)
+        heads, rows = ["row"], [[row["name"]] for row in study["rows"]]
+        for column in study["columns"]:
+            cells = [row["columns"][column] for row in study["rows"]]
+            kinds = {column: "mean", "±": "deviation", "paper": "paper"}
+            used = {
+                head: kind for head, kind in kinds.items() if kind == "mean" or any(cell.get(kind) for cell in cells)
+            }
+            heads += used
+            for row, cell in zip(rows, cells, strict=True):
+                row += [cell.get(kind) for kind in used.values()]
+        yield study["title"] or folder.name, heads, rows
+
+
 def results(runs: Sequence[ReportedRun]) -> Table:
     """Returns the scores of each run at the step of its result, or else of its last evaluation."""
     scores = dict.fromkeys(key for run in runs for row in run.splits["eval"] for key in row)
     names = [key for key in scores if not _NO_SCORES.fullmatch(key)]
-    keys = list(dict.fromkeys(["step", "tokens_seen", "loss", *names, "tokens_per_second"]))
+    known = {key for run in runs for key, value in run.result.items() if value is not None}
+    keys = [
+        key for key in dict.fromkeys(["step", "tokens_seen", "loss", *names, "tokens_per_second"]) if key in known
+    ]  # fmt: skip
     note = "Results on held-out examples. unigram_loss is the loss of word frequencies alone."
     return note, ["run", *keys], [[run.name, *(run.result.get(key) for key in keys)] for run in runs]
 
@@ -137,6 +179,8 @@ def _html(table: Table) -> str:
         return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
     note, heads, rows = table
+    if not rows:
+        return ""
     head = "".join(f"<th>{escape(text)}" for text in heads)
     body = "".join("<tr>" + "".join(f"<td>{escape(cell(value))}" for value in row) for row in rows)
     return f"<p>{escape(note)}</p><table><tr>{head}{body}</table>"
@@ -167,18 +211,20 @@ def make_figure(runs: Sequence[ReportedRun]) -> Any:
     panels = list(dict.fromkeys(panel for _, panel, _, _ in drawn))
     down = -(-len(panels) // 2)
     figure = make_subplots(down, 2, subplot_titles=[escape(panel) for panel in panels], vertical_spacing=0.2 / down)
-    colors = {run.name: qualitative.D3[number % 10] for number, run in enumerate(runs)}
+    palette = qualitative.D3 if len(runs) <= len(qualitative.D3) else qualitative.Dark24 + qualitative.Light24
+    colors = {run.name: palette[number % len(palette)] for number, run in enumerate(runs)}
+    named: set[str] = set()
     for run, panel, label, points in drawn:
-        place, name = panels.index(panel), escape(run.name)
+        place, name = divmod(panels.index(panel), 2), escape(run.name)
         figure.add_scatter(
-            x=points[:, 0].tolist(), y=points[:, -1].tolist(), name=name, legendgroup=name,
-            opacity=0.5 if label == "training" else 1.0,
-            showlegend=all(trace.name != name for trace in figure.data),
+            x=points[:, 0].tolist(), y=points[:, -1].tolist(), name=_shortened(run.name), legendgroup=name,
+            opacity=0.5 if label == "training" else 1.0, showlegend=name not in named,
             mode="lines" if label in ("training", "unigram baseline") and len(points) > 1 else "lines+markers",
             line={"color": colors[run.name], "dash": _DASHES.get(label, "dot")},
             hovertemplate=f"{name}, {escape(label)}: %{{y:.5g}} at %{{x:,}}<extra></extra>",
-            row=place // 2 + 1, col=place % 2 + 1,
+            row=place[0] + 1, col=place[1] + 1,
         )  # fmt: skip
+        named.add(name)
     columns = {f"by {axis}": [points[:, column] for *_, points in drawn] for column, axis in enumerate(_AXES)}
     buttons = [
         {"label": label, "method": "restyle", "args": [{"x": [values.tolist() for values in column]}]}
@@ -186,30 +232,49 @@ def make_figure(runs: Sequence[ReportedRun]) -> Any:
     ]  # fmt: skip
     menu = {"type": "buttons", "direction": "right", "x": 0, "y": 1 + 0.12 / down, "buttons": buttons}
     figure.update_xaxes(matches="x", showticklabels=True)
-    figure.update_yaxes(tickformat="~g")
+    for number, panel in enumerate(panels):
+        values = np.concatenate([points[:, -1] for _, name, _, points in drawn if name == panel])
+        least, most = np.nanmin(values), np.nanmax(values)
+        figure.update_yaxes(
+            tickformat="~%" if _SHARES.fullmatch(panel) and most <= 1 else "~g",
+            # plotly shows a constant between -1 and 1 more
+            range=sorted([0.9 * most, 1.1 * most]) if least == most != 0 else None,
+            row=number // 2 + 1, col=number % 2 + 1,
+        )  # fmt: skip
     figure.update_layout(
-        template="plotly_white", height=90 + 300 * down,
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1 + 0.25 / down},
+        template="plotly_white", height=90 + 300 * down, showlegend=True, legend={"font": {"size": 11}},
         updatemenus=[{**menu, "xanchor": "left", "yanchor": "bottom"}],
     )  # fmt: skip
     return figure
 
 
+def _shortened(name: str) -> str:
+    """Returns a name for the legend, in HTML; of a long one the beginning and the end."""
+    half = _LONGEST_NAME // 2
+    return escape(name if len(name) <= _LONGEST_NAME else f"{name[:half]}…{name[-half:]}")
+
+
 def write_report(paths: Sequence[str], output: str) -> list[dict[str, Any]]:
     """Writes a page on runs to `output`, which ends with .html.
 
-    Returns the results of each run by the heads of their table. Raises InputError for a path without runs, and for
-    another ending.
+    Returns the results of each run by the heads of their table. Raises InputError for a path without runs, for a file
+    of another structure, and for another ending.
     """
     if not output.lower().endswith(".html"):
-        raise InputError(f"--output={output}: must end with .html, such as report.html")
-    runs, parts, rows = read_runs(paths), [_HEAD], []
-    for kind, heading in _HEADINGS.items():
-        if group := [run for run in runs if run.kind is kind]:
-            figure = make_figure(group).to_html(full_html=False, include_plotlyjs=len(parts) == 1)
-            table = results(group)
-            samples = [_html(fills(run)) for run in group if run.splits[SAMPLES]]
-            parts += [f"<h1>{heading}</h1>", _html(table), figure, *samples, _html(settings(group))]
-            rows += [dict(zip(table[1], row, strict=True)) for row in table[2]]
+        raise InputError(f"output={output}: must end with .html, such as report.html")
+    parts, rows, has_script = [_HEAD], [], False
+    try:
+        runs = read_runs(paths)
+        parts += [_html(table) for path in paths for table in tables(path)]
+        for kind, heading in _HEADINGS.items():
+            if group := [run for run in runs if run.kind is kind]:
+                figure = make_figure(group).to_html(full_html=False, include_plotlyjs=not has_script)
+                table, has_script = results(group), True
+                samples = [_html(fills(run)) for run in group if run.splits[SAMPLES]]
+                parts += [f"<h1>{heading}</h1>", _html(table), figure, *samples, _html(settings(group))]
+                rows += [dict(zip(table[1], row, strict=True)) for row in table[2]]
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(f"{', '.join(paths)}: unexpected contents ({type(error).__name__}: {error!s:.99})") from error
+    atomic.check_file_output(output)
     atomic.write_whole(remote.parse_path(output), "".join(parts).encode())
     return rows

@@ -1,39 +1,23 @@
 """Sections of all subcommands: what they do, their arguments and defaults, from the parser of the command line."""
 
 import argparse
-import contextlib
-from unittest import mock
 
 from bert_jax import cli
+from bert_jax.command_line.arguments import Parser, make_parsers
 
-
-def read_parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line, with words for the defaults that depend on the machine."""
-    found: list[argparse.ArgumentParser] = []
-    with (
-        mock.patch("os.cpu_count", return_value="number of CPU cores"),
-        mock.patch.object(argparse.ArgumentParser, "print_help", lambda self, file=None: found.append(self)),
-        contextlib.suppress(SystemExit),
-    ):
-        cli.parse(["--help"])
-    return found[0]
-
-
-def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Returns the parsers of the subcommands, by name. argparse lists arguments in no public attribute."""
-    (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return dict(commands.choices)
+__all__ = ["cli", "commands"]
 
 
 def commands() -> str:
     """Returns a section for each subcommand."""
-    return "\n".join(_section(name, parser) for name, parser in subcommands(read_parser()).items())
+    _, parsers = make_parsers()
+    return "\n".join(_section(name, parser) for name, parser in parsers.items())
 
 
-def _section(name: str, parser: argparse.ArgumentParser) -> str:
-    shown = [action for action in parser._actions if action.help is not argparse.SUPPRESS and action.dest != "help"]
+def _section(name: str, parser: Parser) -> str:
+    shown = [action for action in parser.actions if action.help is not argparse.SUPPRESS and action.dest != "help"]
     parts = [f"## {name}", _prose(parser.description or "")]
-    if parser.get_default("overridable"):
+    if parser.config:
         parts.append("`--config.KEY=VALUE` sets any key of the config, see [all keys](config.md).")
     lines = ["| argument | default | meaning |", "| --- | --- | --- |"]
     for action in shown:
@@ -59,7 +43,7 @@ def _name(action: argparse.Action) -> str:
 def _default(action: argparse.Action) -> str:
     if action.required:
         return "required"
-    if action.default in (None, (), [], argparse.SUPPRESS) or (action.nargs == 0 and not action.default):
+    if action.default in (None, "", (), [], argparse.SUPPRESS) or (action.nargs == 0 and not action.default):
         return ""
     text = str(action.default)
     return text if " " in text else f"`{text}`"

@@ -10,7 +10,6 @@ import record
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 REFERENCE = BENCHMARKS / "reference_cpu"
 STUDY = BENCHMARKS / "small_study"
-ORDER = BENCHMARKS / "batch_order"
 
 WIKIPEDIA_GB = 22
 """Plain text of English Wikipedia: card of AMead10/wikipedia_20240320_en."""
@@ -76,7 +75,6 @@ def pages() -> dict[str, str]:
         )
         + "\n",
         "small_study.scores.md": _below_title(STUDY / "table.md"),
-        "batch_order.scores.md": _below_title(ORDER / "table.md"),
     }
     found["gpu.section.md"] = gpu_section()
     for path in sorted(record.RESULTS.glob("*.json")):

@@ -1,15 +1,12 @@
 """`bert-jax compile` with the TPU compiler itself, on this machine without a TPU."""
 
 import json
-import math
 import re
 import subprocess
 import sys
 
 import pytest
 from support import helpers
-
-from bert_jax.ahead_of_time.target import LARGEST
 
 pytest.importorskip("libtpu", reason="needs the tpu-aot extra")
 
@@ -50,13 +47,6 @@ def test_data_parallel_sends_one_gradient_and_nothing_in_a_loop():
     assert found["loops"] == loops
     assert found["peak_bytes"] < 2**30 < found["hbm_bytes"] == 15.75 * 2**30
     assert found["argument_bytes"] > 3 * 4 * parameters(layers=3)
-
-
-@pytest.mark.long
-def test_a_program_goes_over_the_layers_once_forward_and_once_back():
-    found = compiled("--topology=v5e:2x2", scan_layers=True, model__num_hidden_layers=3)
-    assert found["gradient_accumulation"] == 1
-    assert found["loops"] == [{"depth": 0, "trips": 3}] * 2
 
 
 @pytest.mark.long
@@ -129,18 +119,6 @@ def test_errors_are_one_line(topology, overrides, message):
     done = run(f"--topology={topology}", expect=2, **overrides)
     (line,) = helpers.error_lines(done.stderr)
     assert line.startswith(f"bert-jax compile: {message}")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("chip", LARGEST)
-def test_largest_slices_open(chip: str):
-    topology = f"{chip}:{'x'.join(map(str, LARGEST[chip]))}"
-    code = f"from bert_jax.ahead_of_time.target import open_target; print(len(open_target('{topology}').devices))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=helpers.child_environment(XLA_FLAGS=""), capture_output=True, text=True,
-        timeout=280, check=True,
-    )  # fmt: skip
-    assert int(done.stdout) == math.prod(LARGEST[chip]) * (2 if chip in ("v2", "v3", "tpu7x") else 1)
 
 
 @pytest.mark.long
@@ -223,10 +201,3 @@ def test_temporaries_do_not_grow_with_the_chips():
     assert many["devices"] == 256
     assert many["temp_bytes"] == pytest.approx(few["temp_bytes"], rel=0.02)
     assert sum(one["bytes"] for one in many["collectives"]) == sum(one["bytes"] for one in few["collectives"])
-
-
-@pytest.mark.long
-def test_lambs_batch_on_1024_chips_fits_unaccumulated():
-    found = compiled("--topology=v4:8x8x16", "--phase=0", config="bert_large:lamb", global_batch_size=65_536)
-    assert (found["devices"], found["rows_per_device"]) == (1024, 64)
-    assert found["peak_bytes"] < 24 * 2**30

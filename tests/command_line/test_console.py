@@ -63,31 +63,24 @@ def test_progress_is_log_lines_where_stderr_is_no_terminal(capsys: pytest.Captur
     assert len(lines) == 3
 
 
-SUMMARY = "mlm 6.220 (4%)  nsp 0.693 (50%)  12,345 tok/s  loss 6.912"
-STEPS = {"n": 184, "total": 1500, "elapsed": 20.0, "prefix": "pretrain", "unit": "step", "postfix": SUMMARY}
-
-
 @pytest.mark.parametrize(
-    ("columns", "shown", "left_out"),
+    ("columns", "shown", "cut"),
     [
-        (30, ["pretrain", "184/1500"], ["nsp", "##"]),
-        (60, ["pretrain", "184/1500", "02:23 left", "mlm 6.220 (4%)"], ["12,345", "##"]),
-        (80, ["184/1500", "02:23 left", "mlm 6.220 (4%)", "nsp 0.693 (50%)", "12,345 tok/s"], ["passed", "##"]),
-        (130, ["12%", "184/1500", "02:23 left", *SUMMARY.split("  "), "9.2 step/s", "00:20 passed"], []),
-        (160, ["12%", "##", "--", *SUMMARY.split("  ")], []),
+        (30, ["pretrain", "12%", "184/1500"], ["nsp", "#"]),
+        (70, ["184/1500 step", "left", "mlm 6.220 (4%)"], ["12,345"]),
+        (150, ["mlm 6.220 (4%)", "nsp 0.693 (50%)", "12,345 tok/s", "#"], []),
     ],
 )
-def test_bar_shows_what_is_worth_most_in_its_width(columns: int, shown: list[str], left_out: list[str]):
-    line = console.layout(**STEPS, ncols=columns)
-    assert len(line) < columns
+def test_bar_shows_what_is_worth_most_in_its_width(columns: int, shown: list[str], cut: list[str], monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    bar = console.bars()(total=1500, desc="pretrain", unit="step", ncols=columns, dynamic_ncols=False, ascii=True)
+    bar.set_postfix_str("mlm 6.220 (4%)  nsp 0.693 (50%)  12,345 tok/s  loss 6.912")
+    bar.update(184)
+    line = str(bar)
+    bar.close()
+    assert len(line) <= columns
     assert [part for part in shown if part not in line] == []
-    assert [part for part in left_out if part in line] == []
-
-
-def test_bar_without_a_total_and_of_bytes():
-    assert console.layout(7, None, 2.0, unit="batch", ncols=60).split("  ")[:2] == ["7 batch", "3.5 batch/s"]
-    line = console.layout(5e6, 11e6, 10.0, prefix="read", unit="B", unit_scale=True, ncols=80)
-    assert {"5.00M/11.0MB", "500kB/s"} <= {*line.split("  ")}
+    assert [part for part in cut if part in line] == []
 
 
 def test_lines_of_metrics_are_not_written_to_a_terminal(logger, capsys: pytest.CaptureFixture, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from support.preparing import run
 
 from bert_jax.data import dataset as dataset_module
-from bert_jax.data.dataset import INFO_FILE, PreparedDataset, _hash
+from bert_jax.data.dataset import INFO_FILE, PreparedDataset
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import provenance
 
@@ -39,7 +39,7 @@ def read_all(folder):
 
 
 def test_a_flipped_bit_in_any_file_is_noticed_or_without_effect(several_shards, tmp_path):
-    """Padding of shards has no effect; an error names the file."""
+    """Padding of shards has no effect; an error names the folder and the file."""
     rng = np.random.default_rng(0)
     expected, noticed = read_all(several_shards), 0
     for file in sorted({path.name for path in several_shards.iterdir()} - {provenance.FILE}):
@@ -59,7 +59,7 @@ def test_a_flipped_bit_in_any_file_is_noticed_or_without_effect(several_shards, 
                 found, problem = expected, str(error)
                 noticed += 1
             assert found == expected, (file, position)
-            assert not problem or str(folder / file) in problem, position
+            assert not problem or (str(folder) in problem and file in problem), position
     assert noticed > 20
 
 
@@ -77,7 +77,7 @@ def test_few_shards_are_open_at_a_time(several_shards, monkeypatch):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("seq_len", "64"), ("seq_len", 0), ("seq_len", 40_000), ("seed", None), ("splits", {}),
+        ("seq_len", 0), ("seq_len", 40_000), ("seed", None), ("splits", {}),
         ("tokenizer", None), ("tokenizer", {}), ("dropped", 3), ("arrays", {}), ("splits.train.shards", {}),
         ("splits.train.documents", -1), ("splits.train.shards.0.file", "../x"), ("splits.train.shards.0.bytes", "x"),
     ],
@@ -90,11 +90,7 @@ def test_forged_fields_are_refused(copy, key, value):
     for parent in parents:
         inner = inner[int(parent) if parent.isdecimal() else parent]
     inner[name] = value
-    content["hash"] = _hash(content)
     path.write_text(json.dumps(content))
-    if key == "seq_len" and value == "64":  # as a config file's
-        assert PreparedDataset(str(copy)).info.seq_len == 64
-        return
     with pytest.raises(InputError, match=f"^{re.escape(str(path))}: "):
         PreparedDataset(str(copy))
 

@@ -5,16 +5,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 from etils import epath
 from support import helpers
+from support.preparing import run
 
 from bert_jax.data.dataset import (
     INFO_FILE,
     TOKEN_COUNTS_FILE,
     DatasetInfo,
     PreparedDataset,
+    digest,
     lengths_file,
 )
+from bert_jax.data.loading.loader import TrainRows
+from bert_jax.data.loading.masking import Masking
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic
 from bert_jax.text.tokenizer import read_tokenizer
@@ -59,19 +64,65 @@ def test_info_round_trip(dataset_dir, tmp_path):
     assert DatasetInfo.read(epath.Path(tmp_path)) == info
 
 
-def test_hash_follows_everything(dataset_dir):
+def test_hash_follows_what_batches_follow_from(dataset_dir):
     info = PreparedDataset(str(dataset_dir)).info
     assert info.with_hash().hash == info.hash
     shard = info.splits["train"].shards[0]
-    train = replace(info.splits["train"], shards=(replace(shard, digest="0" * 32),))
+    train = replace(info.splits["train"], shards=(replace(shard, content="0" * 32),))
     others = [
         replace(info, seed=info.seed + 1),
         replace(info, seq_len=info.seq_len + 1),
-        replace(info, tokenizer={**info.tokenizer, "sha256": "0"}),
-        replace(info, options={**info.options, "dupe_factor": 2}),
+        replace(info, tokenizer={**info.tokenizer, "ids_sha256": "0"}),
         replace(info, splits={**info.splits, "train": train}),
     ]
-    assert len({other.with_hash().hash for other in [info, *others]}) == 6
+    assert len({other.with_hash().hash for other in [info, *others]}) == 5
+
+
+def train_batch(folder):
+    return TrainRows(PreparedDataset(str(folder)), seed=3, masking=Masking()).rows(np.arange(40))
+
+
+def test_counts_options_and_compression_leave_hash_and_batches_alone(dataset_dir, dataset_copy):
+    for shard in dataset_copy.glob("*.array_record"):
+        records = ArrayRecordReader(str(shard)).read_all()
+        writer = ArrayRecordWriter(str(shard), "group_size:1,uncompressed")
+        for record in records:
+            writer.write(record)
+        writer.close()
+
+    def change(content):
+        content["corpus"]["tokens"] += 1
+        content["dropped"] = {}
+        content["options"]["bucket_tokens"] += 1
+        content["tokenizer"]["lowercase"] = False
+        for split in content["splits"].values():
+            split.update(documents=3, used_tokens=0)
+            for shard in split["shards"]:
+                shard["bytes"], shard["digest"] = (dataset_copy / shard["file"]).stat().st_size, "0" * 32
+
+    edit_info(dataset_copy, change)
+    (dataset_copy / "provenance.json").unlink()
+    before, after = PreparedDataset(str(dataset_dir)).info, PreparedDataset(str(dataset_copy)).info
+    assert after != before
+    assert after.hash == before.hash
+    expected = train_batch(dataset_dir)
+    for name, array in train_batch(dataset_copy).items():
+        np.testing.assert_array_equal(array, expected[name])
+
+
+def test_content_covers_every_byte_of_the_records(dataset_dir):
+    for split in PreparedDataset(str(dataset_dir)).info.splits.values():
+        for shard in split.shards:
+            records = ArrayRecordReader(str(dataset_dir / shard.file)).read_all()
+            assert shard.content == digest(b"".join(records))
+
+
+def test_one_other_token_is_another_dataset(tokenizer, tmp_path):
+    hashes = set()
+    for number, word in enumerate(("a", "a", "b")):
+        (tmp_path / f"{number}.txt").write_text(f"a b c d\n{word} b c d\n\na b\nc d\n")
+        hashes.add(run(tmp_path / f"{number}.txt", tokenizer, tmp_path / str(number), eval_fraction=0).info.hash)
+    assert len(hashes) == 2
 
 
 def shard_of(folder, split="train"):

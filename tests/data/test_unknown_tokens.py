@@ -9,7 +9,6 @@ from support.preparing import run
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.preparation import pipeline as preparing_module
-from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.errors import InputError
 
 KNOWN = "the ship sees the old sailor near a wave ."  # 10 tokens
@@ -74,20 +73,6 @@ def test_the_share_allowed_does_not_change_the_dataset(corpus_file, tokenizer, t
 def prepare_allowing(path, tokenizer, output, share):
     options = preparing_module.PrepareOptions(seq_len=64, sentences="lines")
     return preparing_module.prepare([str(path)], tokenizer, str(output), options, allow_unk=share)
-
-
-def test_unknown_words_that_are_dropped_do_not_count(tokenizer, tmp_path):
-    known, unknown = f"{KNOWN}\n" * 4, "漢 字\n"
-    (tmp_path / "a.txt").write_text("\n".join([known, unknown * 3] * 40))
-    path = str(tmp_path / "a.txt")
-    assert PrepareOptions(min_document_tokens=20).drops_text
-    assert not PrepareOptions().drops_text
-    data = run(path, tokenizer, tmp_path / "data", min_document_tokens=20)
-    assert not data.token_counts()[tokenizer.unk_id]
-    (tmp_path / "a.txt").write_text("\n".join([known, unknown * 30] * 40))
-    with pytest.raises(InputError, match=r"--allow_unk=0\.2"):
-        run(path, tokenizer, tmp_path / "other", min_document_tokens=20)
-    assert not (tmp_path / "other").exists()
 
 
 def test_pretrain_warns_of_such_a_dataset_at_its_start(tokenizer, tmp_path, caplog):

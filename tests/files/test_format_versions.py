@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from etils import epath
@@ -12,7 +11,6 @@ from bert_jax.data.dataset import INFO_FILE, PreparedDataset
 from bert_jax.errors import InputError
 from bert_jax.files import provenance
 from bert_jax.finetuning.results import RESULT_FILE, read_result
-from bert_jax.studies.study import ENCODER_FILE, _refuse_another_encoder
 
 
 def newer(path: Path) -> Path:
@@ -22,16 +20,10 @@ def newer(path: Path) -> Path:
     return path
 
 
-def started_from_another(path: Path) -> None:
-    row = SimpleNamespace(name="row", encoder="here", pretraining=None, finetuning={"from_scratch": True})
-    _refuse_another_encoder(row, epath.Path(path).parent)
-
-
 READERS: dict[str, Callable[[Path], object]] = {
     INFO_FILE: lambda path: PreparedDataset(str(path.parent)),
     provenance.FILE: lambda path: provenance.append(epath.Path(path.parent), {}),
     RESULT_FILE: lambda path: read_result(epath.Path(path)),
-    ENCODER_FILE: started_from_another,
 }
 
 

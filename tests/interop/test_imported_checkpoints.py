@@ -47,35 +47,6 @@ def run(capsys: pytest.CaptureFixture, *arguments: object) -> tuple[int, str, st
     return status, captured.out, captured.err
 
 
-@pytest.mark.long
-def test_from_a_folder_through_every_command(vocabulary: list[str], dataset_dir: Path, tmp_path: Path):
-    source = sources.write_source(tmp_path / "source", vocabulary)
-    imported, run, again = tmp_path / "imported", tmp_path / "run", tmp_path / "again"
-    training = {**MODEL, "init": imported, "total_steps": 2, "global_batch_size": 8, "optimizer.warmup_steps": 1}
-    results = [
-        helpers.run_cli(*command)
-        for command in (
-            ("import", "--source", source, "--output", imported),
-            ("fill-mask", "--checkpoint", imported, "the [MASK] .", "--top", 2),
-            ("evaluate", "--checkpoint", imported, "--data", dataset_dir),
-            ("export", "--checkpoint", imported, "--output", again),
-            ("pretrain", "--config=bert_tiny", f"--workdir={run}", f"--config.data.path={dataset_dir}",
-             "--config.data.max_predictions=10", *helpers.flags(training)),
-        )
-    ]  # fmt: skip
-    assert [result.returncode for result in results] == [0] * 5, [result.stderr for result in results]
-    assert "103 pieces, lowercase=True" in results[0].stdout
-    assert "pooler, mlm_head, nsp_head" in results[0].stdout
-    assert len(results[1].stdout.strip().split("\n")) == 2
-    assert json.loads(results[2].stdout)["mlm_loss"] > 0
-    assert "BertForPreTraining" in results[3].stdout
-    assert (source / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
-    assert open_checkpoint(str(run)).step == 2
-    taken = helpers.run_cli("import", "--source", source, "--output", imported)
-    assert (taken.returncode, taken.stderr.count("\n")) == (2, 1), taken.stderr
-    assert str(imported) in taken.stderr
-
-
 def test_case_on_the_command_line(vocabulary: list[str], tmp_path: Path, capsys: pytest.CaptureFixture):
     source = sources.write_source(tmp_path / "source", vocabulary)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -86,8 +57,7 @@ def test_case_on_the_command_line(vocabulary: list[str], tmp_path: Path, capsys:
     for flag, lowercase in (("--cased", False), ("--uncased", True)):
         assert run(capsys, *command, tmp_path / flag[2:], flag)[0] == 0
         assert open_checkpoint(str(tmp_path / flag[2:])).tokenizer.lowercase is lowercase
-    with pytest.raises(SystemExit):
-        run(capsys, *command, tmp_path / "both", "--cased", "--uncased")
+    assert run(capsys, *command, tmp_path / "both", "--cased", "--uncased")[0] == 2
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def job_of(manifest: dict[str, Any]) -> dict[str, Any]:
     return manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
 
 
-@pytest.mark.parametrize("values", [{}, {"SPOT": "no", "SLICES": "4", "TOPOLOGY": "2x2x4"}])
+@pytest.mark.parametrize("values", [{}, {"SPOT": "no", "SLICES": "4", "ACCELERATOR": "tpu7x", "TOPOLOGY": "2x2x4"}])
 def test_it_is_a_jobset(values: dict[str, str]):
     manifest = render(**values)
     assert manifest["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
@@ -148,7 +148,10 @@ def test_exit_statuses_decide():
         (["--", "x"], {"CLAIM": ""}, ["CLAIM"]),
         (["--", "x"], {"IMAGE": "a b"}, ["IMAGE=a b"]),
         (["--", "x"], {"NAME": "Bert"}, ["NAME=Bert"]),
+        (["--", "x"], {"ACCELERATOR": "v6e"}, ["ACCELERATOR=v6e", "tpu-v6e-slice"]),
         (["--", "x"], {"TOPOLOGY": "16"}, ["TOPOLOGY=16", "4x4"]),
+        (["--", "x"], {"TOPOLOGY": "2x2x4"}, ["TOPOLOGY=2x2x4", "tpu-v6e-slice", "4x4"]),
+        (["--", "x"], {"ACCELERATOR": "tpu-v5p-slice"}, ["TOPOLOGY=4x8", "tpu-v5p-slice", "2x2x4"]),
         (["--", "x"], {"TOPOLOGY": "3x3"}, ["TOPOLOGY=3x3", "9 chips", "CHIPS_PER_HOST=4"]),
         (["--", "x"], {"SLICES": "0"}, ["SLICES=0"]),
         (["--", "x"], {"SLICES": "one"}, ["SLICES=one"]),

@@ -42,9 +42,11 @@ class Slurm:
         self.state = "RUNNING"
         programs = folder / "bin"
         programs.mkdir()
+        failing = f'if [ -s "{folder}/failing" ]; then truncate --size=-1 "{folder}/failing"; exit 1; fi'
         bodies = {
             "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
-            "squeue": f'cat "{folder}/state"',
+            "squeue": f'{failing}; cat "{folder}/state"',
+            "sleep": "",
             "scontrol": f'echo scontrol "$@" >> "{self.calls}"',
             # A real one signals the processes and leaves srun alone; here they are one.
             "scancel": f'echo scancel "$@" >> "{self.calls}"; kill -TERM "$(cat "{folder}/pid")"',
@@ -87,8 +89,16 @@ def test_saved_job_is_requeued(slurm: Slurm, status: int, calls: list[str]):
     assert not list(slurm.folder.glob("*.failures"))
 
 
-def test_cancelled_job_is_not_requeued(slurm: Slurm):
+@pytest.mark.parametrize("failures", [1, 5, 1000])
+def test_saved_job_is_requeued_although_squeue_fails(slurm: Slurm, failures: int):
+    (slurm.folder / "failing").write_bytes(bytes(failures))
+    assert slurm.run("sh", "-c", "exit 75")[::2] == (75, ["scontrol requeue 7"])
+
+
+@pytest.mark.parametrize("failures", [0, 5])
+def test_cancelled_job_is_not_requeued(slurm: Slurm, failures: int):
     slurm.state = "COMPLETING"
+    (slurm.folder / "failing").write_bytes(bytes(failures))
     status, written, calls = slurm.run("sh", "-c", "exit 75")
     assert (status, calls) == (75, [])
     assert "COMPLETING" in written
@@ -103,10 +113,14 @@ def test_failures_are_counted_across_starts_and_a_save_is_none(slurm: Slurm):
     assert not (slurm.folder / "bert-jax-7.failures").exists()
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
-def test_signal_is_forwarded_and_the_job_waits_for_the_save(sent: signal.Signals, slurm: Slurm):
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@pytest.mark.parametrize(("sent", "failures"), [*((sent, 0) for sent in SIGNALS), (signal.SIGTERM, 1000)])
+def test_signal_is_forwarded_and_the_job_waits_for_the_save(sent: signal.Signals, failures: int, slurm: Slurm):
+    (slurm.folder / "failing").write_bytes(bytes(failures))
     saving = f"""echo $$ > {slurm.folder}/pid
-        trap 'sleep 0.3; exit 75' TERM; touch {slurm.folder}/up; while :; do sleep 0.05; done"""
+        trap '/bin/sleep 0.3; exit 75' TERM; touch {slurm.folder}/up; while :; do /bin/sleep 0.05; done"""
     process = slurm.start("bash", "-c", saving)
     while not (slurm.folder / "up").exists():
         assert process.poll() is None, process.communicate()
@@ -163,3 +177,19 @@ def test_signal_reaches_the_script_in_time():
     # one process a GPU, each of which sees all
     assert options["ntasks-per-node"] == options["gpus-per-node"]
     assert not {"gpus-per-task", "gpu-bind"} & options.keys()
+
+
+LOCAL = REPOSITORY / "launch" / "local_cluster.sh"
+TALKS = "import sys; [print(number, 'of many lines', file=sys.stderr) for number in range(20_000)]; sys.exit(75)"
+
+
+def test_processes_of_a_local_cluster_end_when_nobody_reads_their_output():
+    process = child_processes.start([LOCAL, "2", sys.executable, "-c", TALKS], stderr=subprocess.PIPE)
+    process.stderr.close()
+    assert process.wait(timeout=60) == 75
+
+
+def test_unknown_command_of_a_local_cluster_is_one_line():
+    done = subprocess.run([LOCAL, "2", "no-such-command"], capture_output=True, text=True, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "no-such-command" in done.stderr

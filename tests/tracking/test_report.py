@@ -140,7 +140,9 @@ def test_runs_are_named_as_they_are_and_apart(tmp_path: Path):
         for name in ("a/lr$5_$6", "b/lr$5_$6", "_base")
     ]
     [(traces, _)] = figures_of(page_of(tmp_path, *runs))
-    assert [trace["name"] for trace in traces if trace["showlegend"]] == runs
+    shown = [trace for trace in traces if trace["showlegend"]]
+    assert [trace["name"][-9:] for trace in shown] == [run[-9:] for run in runs]
+    assert all(trace["hovertemplate"].startswith(run) for trace, run in zip(shown, runs, strict=True))
     [(traces, _)] = figures_of(page_of(tmp_path, *runs[1:]))
     assert [trace["name"] for trace in traces if trace["showlegend"]] == ["lr$5_$6", "_base"]
 
@@ -198,9 +200,45 @@ def test_results_are_of_the_last_evaluation_or_of_the_best(tmp_path: Path):
     best, last = (write_rows(tmp_path / name, *rows) for name in ("best", "last"))
     (tmp_path / "best" / "result.json").write_text(json.dumps({"format_version": 1, "task": "text", "step": 5}))
     page = page_of(tmp_path, best, last)
-    assert cells(page, "run") == ["run", "step", "tokens_seen", "loss", "dev/accuracy", "tokens_per_second"]
-    assert cells(page, "best") == ["best", "5", "–", "0.5", "0.75", "–"]
-    assert cells(page, "last") == ["last", "10", "–", "0.5", "0.5", "–"]
+    assert cells(page, "run") == ["run", "step", "loss", "dev/accuracy"]
+    assert cells(page, "best") == ["best", "5", "0.5", "0.75"]
+    assert cells(page, "last") == ["last", "10", "0.5", "0.5"]
+
+
+def test_searches_studies_and_compiled_steps_have_tables(tmp_path: Path):
+    trial = {"median": 0.75, "best": 0.8, "worst": 0.7, "scores": {"0": 0.7, "1": 0.8}}
+    search = Path(write_rows(tmp_path / "search" / "lr-1e-5-seed-0", evaluated(5, dev__f1=0.5))).parent
+    (search / "search.json").write_text(json.dumps({"metric": "f1", "by_learning_rate": {"1e-5": trial}}))
+    cell = {"mean": 50.5, "deviation": 1.5, "paper": 84.4}
+    study = {"title": "A table", "columns": ["topic"], "rows": [{"name": "MLM", "columns": {"topic": cell}}]}
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "table.json").write_text(json.dumps(study))
+    phase = {"topology": "v5e:2x2", "first_step": 1, "last_step": 9, "fits": True, "estimate": {"seconds": 0.5}}
+    (tmp_path / "step.json").write_text(json.dumps({"phases": [phase]}))
+    page = page_of(tmp_path, str(search), str(tmp_path / "study"), str(tmp_path / "step.json"))
+    assert cells(page, "1e-5") == ["1e-5", "0.75", "0.7", "0.8"]
+    assert cells(page, "row") == ["row", "topic", "±", "paper"]
+    assert cells(page, "MLM") == ["MLM", "50.5", "1.5", "84.4"]
+    assert cells(page, "seconds") == ["seconds", "0.5"]
+
+
+def test_axes_fit_their_values(tmp_path: Path):
+    rows = [evaluated(step, dev__accuracy=0.91 + 0.001 * step, dev__f1=88.0) for step in (1, 2)]
+    [(_, layout)] = figures_of(page_of(tmp_path, write_rows(tmp_path / "run", trained(1), trained(2), *rows)))
+    axes = {
+        note["text"]: layout[f"yaxis{n or ''}"] for n, note in zip((0, 2, 3, 4, 5), layout["annotations"], strict=True)
+    }
+    assert axes["accuracy"]["tickformat"] == "~%"
+    assert axes["f1"]["tickformat"] == "~g"
+    assert axes["learning_rate"]["range"] == pytest.approx([1.8e-5, 2.2e-5])
+
+
+def test_thirty_runs_have_thirty_colors(tmp_path: Path):
+    for number in range(30):
+        write_rows(tmp_path / "runs" / f"{number:02}{'x' * 50}", trained(1))
+    [(traces, _)] = figures_of(page_of(tmp_path, str(tmp_path / "runs")))
+    assert len({trace["line"]["color"] for trace in traces}) == 30
+    assert max(len(trace["name"]) for trace in traces) <= 41
 
 
 def test_page_has_the_settings_beside_defaults_and_other_runs(tmp_path: Path):

@@ -127,7 +127,7 @@ class Weighted(PretrainConfig):
     objective: WeightedKeys = WeightedKeys()
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("microbatches", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_weight_of_an_objective_is_the_same_in_training_and_evaluation(
     microbatches: int, dataset_dir: Path, monkeypatch: pytest.MonkeyPatch
 ):

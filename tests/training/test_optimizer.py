@@ -113,7 +113,7 @@ def papers_tensors(tree):
 @pytest.mark.parametrize(
     ("name", "bias_correction", "clip"),
     [
-        ("adamw", False, 1.0), ("adamw", True, 1.0), ("lamb", True, 1.0),
+        ("adamw", False, 1.0), ("lamb", True, 1.0), pytest.param("adamw", True, 1.0, marks=pytest.mark.long),
         *(pytest.param(name, False, 0.0, marks=pytest.mark.long) for name in ("adamw", "lamb")),
     ],
 )  # fmt: skip

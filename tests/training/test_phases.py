@@ -115,12 +115,12 @@ def test_one_key_of_one_phase_from_the_command_line(tmp_path: Path):
     for key, message in (
         ("phases.2.data.path", r"phases\.2\.data\.path.*\b2 "),
         ("phases.0.data.pth", r"phases\.0\.data\.pth\b.*data\.path"),
-        (f"phases.{'9' * 5000}.data.path", r"--config\.phases\.9{5000}\.data\.path"),
+        (f"phases.{'9' * 5000}.data.path", r"phases\.9{5000}\.data\.path"),
     ):
         with pytest.raises(InputError, match=message):
             load_config("bert_tiny", [*overrides, (key, "x")])
     for phases in ("(8,)", "({'steps': 8, 1: 2},)"):
-        with pytest.raises(InputError, match=rf"--config\.phases={re.escape(phases)}: expected a tuple of dicts"):
+        with pytest.raises(InputError, match=rf"phases={re.escape(phases)}: expected a tuple of dicts"):
             load_config("bert_tiny", [("phases", phases)])
 
 

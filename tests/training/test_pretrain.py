@@ -302,7 +302,7 @@ def test_another_dataset_or_vocabulary_is_refused(
         ({"global_batch_size": 20}, r"global_batch_size=20\b"),
         ({"gradient_accumulation": 3}, r"gradient_accumulation=3\b.*\b24\b"),
         ({"mesh__data": 3}, r"mesh\.data=3\b.*\b8\b"),
-        ({"dtype": "float16"}, r"--config\.dtype=float16: .*auto, float32, bfloat16"),
+        ({"dtype": "float16"}, r"dtype=float16: .*auto, float32, bfloat16"),
         ({"remat": "some"}, "remat=some: .*none, attention, dots, full"),
         ({"total_steps": 0}, r"total_steps=0: .*\b1\b"),
         ({"objective__mask_token": 0.9}, r"objective\.mask_token.*0\.9"),

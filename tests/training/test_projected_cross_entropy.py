@@ -235,7 +235,9 @@ def test_training_and_evaluation_in_chunks_are_those_of_all_predictions_at_once(
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7, err_msg=jax.tree_util.keystr(path))
 
 
-@pytest.mark.parametrize("mesh", [{"data": 4, "fsdp": 2}, {"data": 2, "fsdp": 2, "tensor": 2}], ids=str)
+@pytest.mark.parametrize(
+    "mesh", [pytest.param({"data": 4, "fsdp": 2}, marks=pytest.mark.long), {"data": 2, "fsdp": 2, "tensor": 2}], ids=str
+)
 @pytest.mark.usefixtures("small_chunks")
 def test_the_loop_over_chunks_has_only_sums_over_tensor(mesh: dict[str, int]):
     predictions = 16 * 10 // (mesh["data"] * mesh["fsdp"])

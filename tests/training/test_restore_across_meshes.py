@@ -66,7 +66,7 @@ def other_arrays():
         pytest.param("fsdp8", "data8_zero1", marks=pytest.mark.long),
         ("data8_zero1", "data2_fsdp2_tensor2"),
         pytest.param("data2_fsdp2_tensor2", "data8", marks=pytest.mark.long),
-        ("data2_fsdp2_tensor2", "reversed_fsdp4_tensor2"),
+        pytest.param("data2_fsdp2_tensor2", "reversed_fsdp4_tensor2", marks=pytest.mark.long),
     ],
 )
 def test_a_state_comes_back_on_any_mesh(before, after, vocabulary_file: Path, tmp_path: Path):

@@ -64,5 +64,6 @@ def test_operations_are_named_after_their_part_of_the_step(named: dict):
     assert expected <= set(named["names"])
 
 
+@pytest.mark.long
 def test_names_do_not_change_the_program(named: dict):
     assert run("unnamed")["digest"] == named["digest"]

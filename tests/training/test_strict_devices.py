@@ -137,6 +137,7 @@ def test_pretraining_with_all_hooks_stops_and_resumes(strict, dataset_dir: Path,
     assert any("samples" in row for row in read_metrics(epath.Path(tmp_path / "straight")))
 
 
+@pytest.mark.long
 def test_pretraining_on_all_axes_of_a_mesh(strict, all_devices, dataset_dir: Path, tmp_path: Path):  # noqa: F811
     mesh = {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2, "mesh__zero1": True, "gradient_accumulation": 2}
     pretrain(config_of(dataset_dir, total_steps=4, phases="()", **mesh), str(tmp_path))
@@ -161,6 +162,7 @@ def test_a_training_loop_of_ones_own(strict, dataset_dir: Path, tmp_path: Path):
     assert bert_jax.load(str(tmp_path / "own")).embed("the ship .").shape == (1, 32)
 
 
+@pytest.mark.long
 def test_finetuning_with_a_search(strict, dataset_dir: Path, tmp_path: Path):
     pretrain(config_of(dataset_dir, phases="()", total_steps=3), str(tmp_path / "encoder"))
     for name in ("train.csv", "dev.csv"):

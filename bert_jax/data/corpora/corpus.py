@@ -31,7 +31,7 @@ from itertools import pairwise
 from typing import Any
 
 from bert_jax.data.corpora import tfds_corpus
-from bert_jax.data.corpora.corpus_inputs import expand, is_local_file, without_own_files
+from bert_jax.data.corpora.corpus_inputs import expand, without_own_files
 from bert_jax.data.corpora.corpus_options import TEXT_FIELD, CorpusOptions
 from bert_jax.data.corpora.record_corpus import COLUMNAR, columnar_slices, columnar_texts, row_texts
 from bert_jax.data.corpora.text_corpus import text_documents, wiki_documents
@@ -134,18 +134,6 @@ def group_slices(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
     return [tuple(group) for group in joined]
 
 
-def fingerprint(path: str) -> str:
-    """Returns a string that identifies the content of a file of a `plan`; it changes with any change to the file."""
-    if tfds_corpus.is_tfds(path):
-        return tfds_corpus.fingerprint(path)
-    if remote.is_remote(path):
-        store, name = remote.store_of(path)
-        with remote.store_errors(path):
-            return str(store.ukey(name))
-    status = os.stat(path)
-    return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
-
-
 def describe_files(slices: Sequence[Slice], described: Mapping[str, Any], options: CorpusOptions) -> dict[str, Any]:
     """Returns the files of a `plan` for a provenance record, as JSON.
 
@@ -163,8 +151,12 @@ def describe_files(slices: Sequence[Slice], described: Mapping[str, Any], option
 
 
 def _describe_file(path: str) -> dict[str, Any]:
-    if not is_local_file(path):
-        return {"path": path, "version": fingerprint(path)}
+    if tfds_corpus.is_tfds(path):
+        return {"path": path, "version": tfds_corpus.version(path)}
+    if remote.is_remote(path):
+        store, name = remote.store_of(path)
+        with remote.store_errors(path):
+            return {"path": path, "version": str(store.ukey(name))}
     status = os.stat(path)
     return {"path": os.path.abspath(path), "bytes": status.st_size, "modified": provenance.utc(status.st_mtime)}
 

@@ -85,14 +85,9 @@ def slices(path: str, slice_bytes: int) -> list[tuple[int, int, int]]:
     return [(start, end, after - before) for (start, before), (end, after) in pairwise(cuts)]
 
 
-def fingerprint(path: str) -> str:
-    """Returns a string that identifies the current content of a split's files."""
-    source = _parse(path)
-    stats = [
-        (file.filename, file.skip, file.take, epath.Path(file.filename).stat())
-        for file in _files(source, _builder(source))
-    ]
-    return " ".join(f"{name} {skip} {take} {stat.length} {stat.mtime}" for name, skip, take, stat in stats)
+def version(path: str) -> str:
+    """Returns the full name of a dataset, such as `wikipedia/20230601.en/1.0.0`."""
+    return str(_builder(_parse(path)).info.full_name)
 
 
 def texts(path: str, start: int, end: int | None, utf8: Utf8) -> Iterator[tuple[str, str]]:

@@ -1,9 +1,8 @@
 """Corpus filters, as `FilterOptions` has them: duplicate documents, repeated lines, and length limits of documents."""
 
 import itertools
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,134 +19,117 @@ RULES = {
 }
 """Option of each rule, by the name of what it drops."""
 
+Hashes = tuple[int, int]
+"""A range [low, high) of hashes."""
 
-def without_filters(options: PrepareOptions) -> PrepareOptions:
-    """Returns the options with all filters off."""
-    return replace(options, drop_duplicates=False, max_line_repeats=0, min_document_tokens=0, max_document_tokens=0)
+EVERY: Hashes = (0, 2**64)
+NO_HASHES = np.zeros(0, np.uint64)
 
 
-def hash_ranges(low: int, high: int, tokens: int, bucket_tokens: int) -> list[tuple[int, int]]:
-    """Splits [low, high) into equal ranges of about `bucket_tokens` tokens each, as hashes are uniform."""
+def hash_ranges(hashes: Hashes, tokens: int, bucket_tokens: int) -> list[Hashes]:
+    """Splits a range into equal ranges of about `bucket_tokens` tokens each, as hashes are uniform."""
+    low, high = hashes
     if high <= low:
         return []
     parts = max(1, -(-tokens // bucket_tokens))
-    bounds = [low + (high - low) * i // parts for i in range(parts + 1)]
-    return list(itertools.pairwise(bounds))
+    return list(itertools.pairwise(low + (high - low) * i // parts for i in range(parts + 1)))
 
 
 class Documents(NamedTuple):
-    """Distinct documents: their `hashes`, numbers of `copies` and numbers of `sentences` [n].
+    """Filtered documents: their `hashes` and numbers of `sentences` [n], and what was `dropped`, by rule of `RULES`.
 
-    `arrays` has the `lengths` of all sentences in tokens, and other arrays of a run, in the same order. `dropped` has
-    counts by rule of `RULES`; every copy of a document is counted.
+    `arrays` has the `lengths` of all sentences in tokens, and other arrays of a run, in the same order.
     """
 
     hashes: np.ndarray
-    copies: np.ndarray
     sentences: np.ndarray
     arrays: dict[str, np.ndarray]
     dropped: dict[str, Counts]
 
 
-@dataclass(frozen=True)
-class Filter:
-    """Filters of documents: the `options`, and the sorted hashes of the `repeated` lines."""
+def read_documents(
+    runs: Sequence[Run], options: PrepareOptions, repeated: np.ndarray, hashes: Hashes, *names: str,
+    lines: Hashes = EVERY,
+) -> Documents:  # fmt: skip
+    """Returns the filtered documents with hashes in a range, in the order of runs, then hashes.
 
-    options: PrepareOptions
-    repeated: np.ndarray
+    Memory is bounded by the documents that stay, and by one run.
 
-    def read(self, runs: Sequence[Run], low: int, high: int, *names: str) -> Documents:
-        """Returns the filtered documents with hashes in [low, high), in the order of runs, then hashes.
-
-        Memory is bounded by the distinct documents, and by one run.
-
-        Args:
-          runs: all runs.
-          low, high: the range.
-          names: arrays of the runs to read, `tokens` or those with an item for every sentence.
-        """
-        ranges = [run.hash_range(low, high) for run in runs]
-        hashes = np.concatenate([run.part("hashes", *ends) for run, ends in zip(runs, ranges, strict=True)])
-        _, first, copies = np.unique(hashes, return_index=True, return_counts=True)
-        dropped: Counter[tuple[str, int]] = Counter()
-        parts = [
-            [run.part(name, 0, 0) for name in ("hashes", "token_at", "sentence_at", "lengths", *names)]
-            for run in runs[:1]
-        ]
-        offset = 0
-        for run, (start, stop) in zip(runs, ranges, strict=True):
-            chosen = (first >= offset) & (first < offset + stop - start)
-            if chosen.any():
-                weights = np.zeros(stop - start, np.int64)
-                weights[first[chosen] - offset] = copies[chosen]
-                parts.append(self._read(run, start, stop, weights, dropped, names))
-            offset += stop - start
-        hashes, copies, sentences, *arrays = (np.concatenate(each) for each in zip(*parts, strict=True))
-        counts = {rule: Counts(*(dropped[rule, unit] for unit in range(3))) for rule in RULES}
-        return Documents(hashes, copies, sentences, dict(zip(("lengths", *names), arrays, strict=True)), counts)
-
-    def _read(
-        self,
-        run: Run,
-        start: int,
-        stop: int,
-        weights: np.ndarray,
-        dropped: Counter[tuple[str, int]],
-        names: Sequence[str],
-    ) -> list[np.ndarray]:
-        """Returns the arrays of `read` for the documents at [start, stop) of a run.
-
-        `weights` int64 [n] are their numbers of copies in all runs, 0 for those that are read with another copy.
-        """
-
-        def count(rule: str, *units: np.ndarray) -> None:
-            for unit, number in enumerate(units):
-                dropped[rule, unit] += int(number.sum())
-
-        def sizes(chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            """Returns the numbers of chosen sentences and of their tokens, each int64 [n]."""
-            totals = (np.bincount(owner[chosen], values, stop - start) for values in (None, lengths[chosen]))
-            number, size = (total.astype(np.int64) for total in totals)
-            return number, size
-
-        options = self.options
-        sentence_at = run.part("sentence_at", start, stop + 1)
-        first, last = sentence_at[[0, -1]].tolist()
-        lengths = run.part("lengths", first, last)
-        owner = np.repeat(np.arange(stop - start), np.diff(sentence_at))
-        kept = weights > 0
-        sentence = kept[owner]
-        if options.drop_duplicates:
-            number, size = sizes(sentence)
-            extra = np.maximum(weights - 1, 0)
-            count("duplicate_documents", extra, extra * number, extra * size)
-            weights = np.minimum(weights, 1)
-        if len(self.repeated):
-            is_repeated = sentence & np.isin(run.part("lines", first, last), self.repeated)
-            number, size = sizes(is_repeated)
-            sentence &= ~is_repeated
-            is_empty = kept & ~np.bincount(owner[sentence], minlength=stop - start).astype(bool)
-            count("repeated_lines", weights * is_empty, weights * number, weights * size)
-            kept &= ~is_empty
-        number, size = sizes(sentence)
-        too_short = kept & (size < options.min_document_tokens)
-        too_long = kept & (size > (options.max_document_tokens or np.inf))
-        for rule, wrong in (("short_documents", too_short), ("long_documents", too_long)):
-            lost = weights * wrong
-            count(rule, lost, lost * number, lost * size)
-        kept &= ~too_short & ~too_long
-        sentence &= kept[owner]
-        found = [run.part("hashes", start, stop)[kept], weights[kept], number[kept], lengths[sentence]]
-        for name in names:
-            if name == "tokens":
-                tokens = run.part(name, *run.part("token_at", start, stop + 1)[[0, -1]].tolist())
-                found.append(tokens if sentence.all() else tokens[np.repeat(sentence, lengths)])
-            else:
-                found.append(run.part(name, first, last)[sentence])
-        return found
+    Args:
+      runs: all runs.
+      options: those of the filters.
+      repeated: the sorted hashes of lines to drop.
+      hashes: the range.
+      names: arrays of the runs to read, `tokens` or those with an item for every sentence.
+      lines: the hashes of lines to read; documents without any are none, and are not counted as dropped.
+    """
+    ranges = [run.hash_range(*hashes) for run in runs]
+    found = [run.part("hashes", *ends) for run, ends in zip(runs, ranges, strict=True)]
+    seen = np.zeros(sum(map(len, found)), bool)
+    if options.drop_duplicates:
+        seen[:] = True
+        seen[np.unique(np.concatenate(found), return_index=True)[1]] = False
+    duplicates = np.split(seen, np.cumsum([len(each) for each in found])[:-1])
+    dropped = dict.fromkeys(RULES, Counts())
+    parts = [
+        _read(run, ends, duplicate, options, repeated, lines, names, dropped)
+        for run, ends, duplicate in zip(runs, ranges, duplicates, strict=True)
+    ]
+    kept, sentences, *arrays = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return Documents(kept, sentences, dict(zip(("lengths", *names), arrays, strict=True)), dropped)
 
 
-def count_lines(job: Job, runs: Sequence[Run], task: tuple[int, tuple[int, int]]) -> Run:
+def _read(
+    run: Run, ends: tuple[int, int], duplicate: np.ndarray, options: PrepareOptions, repeated: np.ndarray,
+    lines: Hashes, names: Sequence[str], dropped: dict[str, Counts],
+) -> list[np.ndarray]:  # fmt: skip
+    """Returns the arrays of `read_documents` for the documents at `ends` of a run; adds what it drops to `dropped`.
+
+    `duplicate` bool [n] are the documents that are read elsewhere.
+    """
+    start, stop = ends
+    sentence_at = run.part("sentence_at", start, stop + 1)
+    first, last = sentence_at[[0, -1]].tolist()
+    lengths = run.part("lengths", first, last)
+    owner = np.repeat(np.arange(stop - start), np.diff(sentence_at))
+    kept, sentence = np.ones(stop - start, bool), np.ones(last - first, bool)
+
+    def count(values: np.ndarray | None = None) -> np.ndarray:
+        """Returns the number, or the sum of values, of the kept sentences of each document."""
+        weights = None if values is None else values[sentence]
+        return np.bincount(owner[sentence], weights, stop - start).astype(np.int64)
+
+    def drop(rule: str, documents: np.ndarray) -> None:
+        lost = sentence & documents[owner]
+        dropped[rule] += Counts(int(documents.sum()), int(lost.sum()), int(lengths[lost].sum()))
+        kept[documents], sentence[lost] = False, False
+
+    drop("duplicate_documents", duplicate)
+    if len(repeated):
+        lost = sentence & np.isin(run.part("lines", first, last), repeated)
+        dropped["repeated_lines"] += Counts(0, int(lost.sum()), int(lengths[lost].sum()))
+        sentence[lost] = False
+        drop("repeated_lines", kept & (count() == 0))
+    drop("short_documents", kept & (count(lengths) < options.min_document_tokens))
+    if options.max_document_tokens:
+        drop("long_documents", kept & (count(lengths) > options.max_document_tokens))
+    if lines != EVERY:
+        line = run.part("lines", first, last)
+        sentence &= line >= np.uint64(lines[0])
+        if lines[1] < EVERY[1]:
+            sentence &= line < np.uint64(lines[1])
+        kept &= count() > 0
+    arrays = [run.part("hashes", start, stop)[kept], count()[kept], lengths[sentence]]
+    for name in names:
+        if name == "tokens":
+            tokens = run.part(name, *run.part("token_at", start, stop + 1)[[0, -1]].tolist())
+            arrays.append(tokens if sentence.all() else tokens[np.repeat(sentence, lengths)])
+        else:
+            arrays.append(run.part(name, first, last)[sentence])
+    return arrays
+
+
+def count_lines(job: Job, runs: Sequence[Run], task: tuple[int, Hashes]) -> Run:
     """Counts the lines of the documents in a range of hashes; of distinct ones, if duplicates are dropped.
 
     Args:
@@ -158,27 +140,20 @@ def count_lines(job: Job, runs: Sequence[Run], task: tuple[int, tuple[int, int]]
     Returns:
       A run of the lines' `hashes`, sorted, and their `counts`.
     """
-    number, (low, high) = task
+    number, hashes = task
     every = replace(job.options, min_document_tokens=0, max_document_tokens=0)
-    documents = Filter(every, np.zeros(0, np.uint64)).read(runs, low, high, "lines", "begins_line")
-    begins = documents.arrays["begins_line"]
-    copies = np.repeat(documents.copies, documents.sentences)
-    distinct, total = _sum(documents.arrays["lines"][begins], copies[begins])
-    return write_run(f"{job.work}/lines-{number:06d}", Counts(), {"hashes": distinct, "counts": total})
+    arrays = read_documents(runs, every, NO_HASHES, hashes, "lines", "begins_line").arrays
+    distinct, counts = np.unique(arrays["lines"][arrays["begins_line"]], return_counts=True)
+    return write_run(f"{job.work}/lines-{number:06d}", Counts(), {"hashes": distinct, "counts": counts})
 
 
-def frequent_lines(job: Job, counted: Sequence[Run], task: tuple[int, int]) -> np.ndarray:
+def frequent_lines(job: Job, counted: Sequence[Run], task: Hashes) -> np.ndarray:
     """Returns the hashes, uint64 and sorted, of lines in a range that occur more than `max_line_repeats` times."""
     ranges = [run.hash_range(*task) for run in counted]
     hashes, counts = (
         np.concatenate([run.part(name, *ends) for run, ends in zip(counted, ranges, strict=True)])
         for name in ("hashes", "counts")
     )
-    distinct, total = _sum(hashes, counts)
-    return distinct[total > job.options.max_line_repeats]
-
-
-def _sum(hashes: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the distinct hashes, sorted, and the sums of their counts."""
     distinct, which = np.unique(hashes, return_inverse=True)
-    return distinct, np.bincount(which, counts, len(distinct)).astype(np.int64)
+    result: np.ndarray = distinct[np.bincount(which, counts, len(distinct)) > job.options.max_line_repeats]
+    return result

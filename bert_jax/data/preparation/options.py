@@ -36,11 +36,6 @@ class FilterOptions(CheckedOptions):
                 f"{self.max_document_tokens}, or all documents are dropped"
             )
 
-    @property
-    def drops_text(self) -> bool:
-        """True if any rule is on."""
-        return any(getattr(self, field.name) for field in dataclasses.fields(FilterOptions))
-
 
 @dataclass(frozen=True)
 class InstanceOptions(CheckedOptions):

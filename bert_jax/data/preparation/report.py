@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bert_jax.data.corpora import tfds_corpus
-from bert_jax.data.dataset import Counts, DatasetInfo, SplitInfo
+from bert_jax.data.dataset import Counts, DatasetInfo, SplitInfo, sum_splits
 from bert_jax.data.preparation.filters import RULES
 from bert_jax.errors import InputError
 from bert_jax.files.text_files import text_format
@@ -80,7 +80,7 @@ def render(info: DatasetInfo) -> list[str]:
 
 def warn(info: DatasetInfo, files: Sequence[str]) -> None:
     """Logs what is unusual about a dataset, each once: text that is lost, the eval split, and the labels of pairs."""
-    has_pairs, total = info.options["pairs"] == "nsp", _sum(info)
+    has_pairs, total = info.options["pairs"] == "nsp", sum_splits(info.splits.values())
     if has_pairs and total.documents == 1:
         log.warning(
             "The corpus is one document: it has no eval split, and random second segments are of the same document. "
@@ -95,12 +95,6 @@ def warn(info: DatasetInfo, files: Sequence[str]) -> None:
         if info.options["documents"] == "blank_line":
             _warn_of_short_documents(files, total)
         _warn_of_random_pairs(info.splits["train"], info.options["random_next"])
-
-
-def _sum(info: DatasetInfo) -> SplitInfo:
-    """Returns the counts of both splits."""
-    names = ("documents", "sentences", "tokens", "instances", "random_next", "same_document")
-    return SplitInfo(**{name: sum(getattr(split, name) for split in info.splits.values()) for name in names})
 
 
 def _warn_of_eval_split(info: DatasetInfo, total: SplitInfo) -> None:

@@ -3,18 +3,17 @@
 import itertools
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 
-from bert_jax.data.dataset import Counts, Shard, file_digest
+from bert_jax.data.dataset import Counts, Shard, SplitInfo, file_digest, new_digest
 from bert_jax.data.hashing import random_bits
-from bert_jax.data.preparation.filters import Filter, hash_ranges
+from bert_jax.data.preparation.filters import EVERY, Hashes, hash_ranges, read_documents
 from bert_jax.data.preparation.instances import Document, make_pairs, make_rng, make_singles
 from bert_jax.data.preparation.options import PrepareOptions
-from bert_jax.data.preparation.sorted_runs import Job, Run, write_run
+from bert_jax.data.preparation.sorted_runs import Job, Run
 from bert_jax.data.records import RANDOM_NEXT, SINGLE, make_headers, sequence_lengths
 from bert_jax.files import atomic
 
@@ -24,133 +23,65 @@ _WRITTEN = 1 << 14  # instances at once
 
 
 class Bucket(NamedTuple):
-    """The documents with hashes in [low, high), which become the shard `file`."""
+    """The lines with hashes in `lines`, of documents with `hashes`, which become the shard `file`."""
 
     split: str
     file: str
-    low: int
-    high: int
+    hashes: Hashes
+    lines: Hashes
 
 
-def eval_threshold(runs: Sequence[Run], filtered: Filter) -> int:
-    """Returns the hash below which documents are held out.
+def make_buckets(runs: Sequence[Run], options: PrepareOptions, repeated: np.ndarray) -> list[Bucket]:
+    """Returns the bucket of each shard. The eval split has the lowest hashes, of documents or, of few, of lines.
 
-    They are the share `eval_fraction`, and at least two if the filters keep four or more.
+    Lines are held out without pairs if there are too few documents to hold out the share `eval_fraction`.
+
+    Args:
+      runs: all runs.
+      options: the options of the preparation.
+      repeated: the sorted hashes of lines to drop.
     """
-    options = filtered.options
-    if not options.eval_fraction:
-        return 0
-    lowest = np.zeros(0, np.uint64)
-    for low, high in hash_ranges(0, 2**64, sum(run.counts.tokens for run in runs), options.bucket_tokens):
-        lowest = np.sort(np.concatenate([lowest, filtered.read(runs, low, high).hashes]))
-        if len(lowest) >= 4:
-            break
-    return _threshold(lowest, options)
-
-
-def _threshold(lowest: np.ndarray, options: PrepareOptions) -> int:
-    """Returns the hash below which the share `eval_fraction` is, and at least two of the sorted hashes `lowest`."""
+    counts = sum((run.counts for run in runs), Counts())
+    of_lines = options.pairs == "none" and 0 < counts.documents * options.eval_fraction < 1
+    lowest = _lowest_lines(runs) if of_lines else _lowest_documents(runs, options, repeated)
     threshold = int(options.eval_fraction * 2**64)
-    return max(threshold, int(lowest[1]) + 1) if len(lowest) >= 4 else threshold
+    if options.eval_fraction and len(lowest) >= 4:
+        threshold = max(threshold, int(lowest[1]) + 1)
+    eval_tokens = int(counts.tokens * threshold / 2**64)
+    buckets = []
+    for split, held, tokens in (
+        ("eval", (0, threshold), eval_tokens), ("train", (threshold, 2**64), counts.tokens - eval_tokens)
+    ):  # fmt: skip
+        ranges = hash_ranges(EVERY if of_lines else held, tokens, options.bucket_tokens)
+        for number, hashes in enumerate(ranges):
+            name = f"{split}-{number:05d}-of-{len(ranges):05d}.array_record"
+            buckets.append(Bucket(split, name, hashes, held if of_lines else EVERY))
+    return buckets
 
 
-def holds_out_lines(documents: int, options: PrepareOptions) -> bool:
-    """Returns True if lines are held out because there are too few documents to hold out the share `eval_fraction`."""
-    return options.pairs == "none" and options.eval_fraction > 0 and documents * options.eval_fraction < 1
-
-
-def line_threshold(runs: Sequence[Run], options: PrepareOptions) -> int:
-    """Returns the hash below which lines are held out."""
+def _lowest_lines(runs: Sequence[Run]) -> np.ndarray:
+    """Returns the lowest hashes of lines, at most four, without repetition."""
     lowest = np.zeros(0, np.uint64)
     for run in runs:
         lowest = np.unique(np.concatenate([lowest, run.array("lines")]))[:4]
-    return _threshold(lowest, options)
+    return lowest
 
 
-def hold_out_lines(
-    job: Job, runs: Sequence[Run], repeated: Run | None, threshold: int, task: tuple[int, tuple[int, int]]
-) -> tuple[Run, dict[str, Counts]]:
-    """Filters documents in a range of hashes, and makes each two: lines with hashes below the threshold, and the rest.
-
-    The hashes of the former are below the share `eval_fraction`, those of the latter above.
-
-    Args:
-      job: the inputs of every task.
-      runs: all runs.
-      repeated: the sorted `hashes` of lines to drop, if any.
-      threshold: that of `line_threshold`.
-      task: the number of the task, and the range of the documents' hashes.
-
-    Returns:
-      A run of the halves, and what the filters drop.
-    """
-    number, (low, high) = task
-    documents = _filter(job, repeated).read(runs, low, high, "tokens", "lines")
-    order = np.argsort(documents.hashes, kind="stable")
-    order = np.repeat(order, documents.copies[order])
-    lengths, sizes = documents.arrays["lengths"], documents.sentences[order]
-    sentence = _ranges(_starts(documents.sentences)[order], sizes)
-    owner = np.repeat(np.arange(len(order)), sizes)
-    is_held = documents.arrays["lines"][sentence] < np.uint64(min(threshold, 2**64 - 1))
-    halves = np.concatenate([np.bincount(owner[side], minlength=len(order)) for side in (is_held, ~is_held)])
-    sentence = np.concatenate([sentence[is_held], sentence[~is_held]])
-    limit = int(job.options.eval_fraction * 2**64)
-    hashes = documents.hashes[order].tolist()
-    scaled = [value * limit >> 64 for value in hashes] + [limit + (value * (2**64 - limit) >> 64) for value in hashes]
-    sentence_at = np.cumsum([0, *halves[halves > 0]])
-    tokens = documents.arrays["tokens"][_ranges(_starts(lengths)[sentence], lengths[sentence])]
-    arrays = {
-        "hashes": np.array(scaled, np.uint64)[halves > 0],
-        "sentence_at": sentence_at,
-        "token_at": np.concatenate([[0], np.cumsum(lengths[sentence])])[sentence_at],
-        "lengths": lengths[sentence],
-        "tokens": tokens,
-    }
-    counts = Counts(len(order), len(sentence), len(tokens))
-    return write_run(f"{job.work}/halves-{number:06d}", counts, arrays), documents.dropped
-
-
-def _filter(job: Job, repeated: Run | None) -> Filter:
-    return Filter(job.options, repeated.array("hashes") if repeated else np.zeros(0, np.uint64))
-
-
-def _ranges(starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Returns the numbers of the ranges [start, start + size), one after the other."""
-    return np.repeat(starts - _starts(sizes), sizes) + np.arange(sizes.sum())
-
-
-def _starts(sizes: np.ndarray) -> np.ndarray:
-    starts: np.ndarray = np.cumsum(sizes) - sizes
-    return starts
-
-
-def make_buckets(runs: Sequence[Run], eval_below: int, options: PrepareOptions) -> list[Bucket]:
-    """Returns the bucket of each shard; documents with hashes below `eval_below` are in the eval split."""
+def _lowest_documents(runs: Sequence[Run], options: PrepareOptions, repeated: np.ndarray) -> np.ndarray:
+    """Returns the lowest hashes of filtered documents without repetition: four or more if there are so many."""
+    lowest = np.zeros(0, np.uint64)
     tokens = sum(run.counts.tokens for run in runs)
-    eval_tokens = int(tokens * eval_below / 2**64)
-    ranges = {
-        "eval": hash_ranges(0, eval_below, eval_tokens, options.bucket_tokens),
-        "train": hash_ranges(eval_below, 2**64, tokens - eval_tokens, options.bucket_tokens),
-    }
-    return [
-        Bucket(split, f"{split}-{number:05d}-of-{len(ends):05d}.array_record", low, high)
-        for split, ends in ranges.items()
-        for number, (low, high) in enumerate(ends)
-    ]
+    for hashes in hash_ranges(EVERY, tokens, options.bucket_tokens) if options.eval_fraction else []:
+        lowest = np.unique(np.concatenate([lowest, read_documents(runs, options, repeated, hashes).hashes]))
+        if len(lowest) >= 4:
+            break
+    return lowest
 
 
-@dataclass(frozen=True)
-class Built:
-    """Finished shard with statistics: `lengths` uint16 [N] of sequences, `token_counts` int64 [V] of documents.
+class Built(NamedTuple):
+    """Finished shard: its counts, what filters dropped, `lengths` uint16 [N] of sequences, `token_counts` int64 [V]."""
 
-    For the others see `SplitInfo` and `DatasetInfo`.
-    """
-
-    shard: Shard
-    counts: Counts
-    used_tokens: int
-    random_next: int
-    same_document: int
+    info: SplitInfo
     dropped: dict[str, Counts]
     lengths: np.ndarray
     token_counts: np.ndarray
@@ -165,46 +96,52 @@ def build(job: Job, runs: Sequence[Run], repeated: Run | None, bucket: Bucket) -
       repeated: the sorted `hashes` of lines to drop, if any.
       bucket: the range of hashes.
     """
-    documents = _filter(job, repeated).read(runs, bucket.low, bucket.high, "tokens")
+    documents = read_documents(
+        runs, job.options, repeated_hashes(repeated), bucket.hashes, "tokens", lines=bucket.lines
+    )
     tokens, lengths = documents.arrays["tokens"], documents.arrays["lengths"]
     order = np.argsort(documents.hashes, kind="stable")
-    hashes, copies = documents.hashes[order], documents.copies[order]
     bounds = np.concatenate([[0], np.cumsum(lengths)])
     ends = np.cumsum(documents.sentences)[order]
-    sizes = documents.sentences[order]
-    texts = [bounds[end - size : end + 1].tolist() for end, size in zip(ends.tolist(), sizes.tolist(), strict=True)]
-    starts, stops = bounds[ends - sizes], bounds[ends]
-    ids, spans, owners = _make_instances(job, bucket, texts, hashes, copies)
+    begins = ends - documents.sentences[order]
+    texts = [bounds[begin : end + 1].tolist() for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+    # Both parts of a document whose lines are held out have its hash; ids are unique.
+    ids, spans, owners = _make_instances(job, bucket, texts, documents.hashes[order] ^ np.uint64(bucket.lines[0]))
     is_random = spans[:, 4] == 1
-    is_same = is_random & (spans[:, 2] >= starts[owners]) & (spans[:, 2] < stops[owners])
-    if len(texts) > 1:  # then B may be of another copy
-        is_same &= copies[owners] == 1
+    is_same = is_random & (spans[:, 2] >= bounds[begins][owners]) & (spans[:, 2] < bounds[ends][owners])
     shard, sequence_sizes = _write_shard(job, bucket, tokens, ids, spans)
-    return Built(
-        shard=shard,
-        counts=Counts(*(int((copies * number).sum()) for number in (1, sizes, stops - starts))),
-        used_tokens=int((_used_tokens(spans, starts) * copies).sum()),
+    token_counts = np.zeros(job.tokenizer.vocab_size, np.int64)
+    for start in range(0, len(tokens), _COUNTED_TOKENS):
+        token_counts += np.bincount(tokens[start : start + _COUNTED_TOKENS], minlength=job.tokenizer.vocab_size)
+    info = SplitInfo(
+        documents=len(texts),
+        sentences=len(lengths),
+        tokens=len(tokens),
+        used_tokens=_used_tokens(spans),
+        instances=shard.instances,
         random_next=int(is_random.sum()),
         same_document=int(is_same.sum()),
-        dropped=documents.dropped,
-        lengths=sequence_sizes,
-        token_counts=_token_counts(tokens, texts, copies, job.tokenizer.vocab_size),
+        shards=(shard,),
     )
+    dropped = documents.dropped if bucket.lines[1] == EVERY[1] else {}  # counted once, not for each part
+    return Built(info, dropped, sequence_sizes, token_counts)
+
+
+def repeated_hashes(repeated: Run | None) -> np.ndarray:
+    """Returns the sorted hashes of lines to drop."""
+    return repeated.array("hashes") if repeated else np.zeros(0, np.uint64)
 
 
 def _make_instances(
-    job: Job, bucket: Bucket, texts: Sequence[Document], hashes: np.ndarray, copies: np.ndarray
+    job: Job, bucket: Bucket, documents: Sequence[Document], hashes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the instances of distinct documents [n]: ids uint64 [N], `Instance`s int32 [N, 5], and documents [N]."""
+    """Returns the instances of documents [n] sorted by hash: ids [N], `Instance`s int32 [N, 5], and documents [N]."""
     options = job.options
-    distinct = np.repeat(np.arange(len(texts)), copies)  # of each copy
-    copy = np.arange(len(distinct)) - np.repeat(_starts(copies), copies)
-    documents = [texts[number] for number in distinct.tolist()]
-    ids: list[np.ndarray] = []
-    spans: list[np.ndarray] = []
-    owners: list[np.ndarray] = []
+    _, first, counts = np.unique(hashes, return_index=True, return_counts=True)
+    copy = np.arange(len(hashes)) - np.repeat(first, counts)
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for number in range(options.dupe_factor):
-        rng = make_rng(job.seed, bucket.split, bucket.low, number)
+        rng = make_rng(job.seed, bucket.split, bucket.hashes[0], number)
         made = (
             make_singles(documents, seq_len=options.seq_len, short_seq_prob=options.short_seq_prob, rng=rng)
             if options.pairs == "none"
@@ -216,46 +153,25 @@ def _make_instances(
                 rng=rng,
             )
         )
-        flat, counts = array("i"), array("i")  # an array, since a million tuples take hundreds of megabytes
+        flat, sizes = array("i"), array("i")  # an array, since a million tuples take hundreds of megabytes
         for instances in made:
-            counts.append(len(instances))
+            sizes.append(len(instances))
             flat.extend(itertools.chain.from_iterable(instances))
-        sizes = np.array(counts, np.int64)
         owner = np.repeat(np.arange(len(sizes)), sizes)
-        ordinal = np.arange(len(owner)) - np.repeat(_starts(sizes), sizes)
+        ordinal = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         with np.errstate(over="ignore"):
             counter = (ordinal + (number << 32)).astype(np.uint64) + (copy[owner].astype(np.uint64) << np.uint64(48))
-        ids.append(random_bits(hashes[distinct[owner]], counter))
-        spans.append(np.array(flat, np.int32).reshape(-1, 5))
-        owners.append(distinct[owner])
-    return np.concatenate(ids), np.concatenate(spans), np.concatenate(owners)
+        parts.append((random_bits(hashes[owner], counter), np.array(flat, np.int32).reshape(-1, 5), owner))
+    ids, spans, owners = (np.concatenate(each) for each in zip(*parts, strict=True))
+    return ids, spans, owners
 
 
-def _used_tokens(spans: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Returns int64 [n]: the tokens of each document that are in a segment of at least one instance.
-
-    Args:
-      spans: int32 [N, 5], the instances.
-      starts: int64 [n], the offset of each document's first token.
-    """
+def _used_tokens(spans: np.ndarray) -> int:
+    """Returns the number of tokens that are in a segment of at least one of the instances `spans` int32 [N, 5]."""
     segments = np.concatenate([spans[:, :2], spans[:, 2:4]])
     segments = segments[np.argsort(segments[:, 0], kind="stable")]
     before = np.concatenate([[0], np.maximum.accumulate(segments[:, 1])])[: len(segments)]
-    new = np.maximum(0, segments[:, 1] - np.maximum(segments[:, 0], before))
-    order = np.argsort(starts)
-    owner = order[np.searchsorted(starts[order], segments[:, 0], side="right") - 1] if len(starts) else order
-    return np.bincount(owner, new, len(starts)).astype(np.int64)
-
-
-def _token_counts(tokens: np.ndarray, texts: Sequence[Document], copies: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Returns int64 [V]: the count of each token in all copies of the documents."""
-    total = np.zeros(vocab_size, np.int64)
-    for start in range(0, len(tokens), _COUNTED_TOKENS):
-        total += np.bincount(tokens[start : start + _COUNTED_TOKENS], minlength=vocab_size)
-    for number in np.flatnonzero(copies > 1).tolist():
-        ids, counts = np.unique(tokens[texts[number][0] : texts[number][-1]], return_counts=True)
-        total[ids] += counts * (copies[number] - 1)
-    return total
+    return int(np.maximum(0, segments[:, 1] - np.maximum(segments[:, 0], before)).sum())
 
 
 def _write_shard(
@@ -268,6 +184,7 @@ def _write_shard(
     headers = make_headers(ids[order], spans[:, 1] - spans[:, 0], spans[:, 3] - spans[:, 2], flags)
     data = tokens.data.cast("B") if len(tokens) else b""
     path = f"{job.output}/{bucket.file}"
+    content = new_digest()
     with atomic.whole_path(path) as local:
         try:
             writer = ArrayRecordWriter(str(local), _WRITER_OPTIONS)
@@ -276,7 +193,9 @@ def _write_shard(
                 ends = spans[start : start + _WRITTEN, :4].astype(np.int64) * tokens.itemsize
                 for at, (a_start, a_stop, b_start, b_stop) in enumerate(ends.tolist()):
                     parts = header[at * size : (at + 1) * size], data[a_start:a_stop], data[b_start:b_stop]
-                    writer.write(b"".join(parts))
+                    record = b"".join(parts)
+                    content.update(record)
+                    writer.write(record)
             writer.close()
             reader = ArrayRecordReader(str(local))
             count = reader.num_records()
@@ -285,5 +204,5 @@ def _write_shard(
             raise OSError(f"{path}: could not be written ({error})") from error
         if count != len(spans):
             raise OSError(f"{path}: got {count} records on disk, expected {len(spans)}")
-        shard = Shard(bucket.file, len(spans), local.stat().st_size, file_digest(local))
+        shard = Shard(bucket.file, len(spans), content.hexdigest(), local.stat().st_size, file_digest(local))
     return shard, sequence_lengths(headers).astype(np.uint16)

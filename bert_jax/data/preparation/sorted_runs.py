@@ -14,7 +14,7 @@ from bert_jax.data.hashing import content_hash
 from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.files import atomic, remote
 from bert_jax.text import sentences
-from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.tokenizer import Tokenizer, token_dtype
 from bert_jax.text.word_cache import word_cache
 
 SENTENCES_PER_BATCH = 2048  # per call of the tokenizer
@@ -44,11 +44,13 @@ class Run:
       path: the file.
       counts: of its documents.
       layout: the type, offset in bytes and number of items of each array.
+      unknown: the number of [UNK] among its tokens.
     """
 
     path: str
     counts: Counts
     layout: Mapping[str, tuple[str, int, int]]
+    unknown: int = 0
 
     def array(self, name: str) -> np.ndarray:
         """Reads an array."""
@@ -69,14 +71,14 @@ class Run:
         return first, last
 
 
-def write_run(path: str, counts: Counts, arrays: Mapping[str, np.ndarray]) -> Run:
-    """Writes arrays to a file."""
+def write_run(path: str, counts: Counts, arrays: Mapping[str, np.ndarray], unknown: int = 0) -> Run:
+    """Writes arrays to a file; for the other arguments see `Run`."""
     layout, offset = {}, 0
     with atomic.whole_file(path) as file:
         for name, array in arrays.items():
             layout[name] = (array.dtype.str, offset, len(array))
             offset += file.write(array.tobytes())
-    return Run(path, counts, layout)
+    return Run(path, counts, layout, unknown)
 
 
 def tokenize(job: Job, task: tuple[int, Sequence[corpus.Slice]]) -> list[Run]:
@@ -92,10 +94,7 @@ def tokenize(job: Job, task: tuple[int, Sequence[corpus.Slice]]) -> list[Run]:
     number, pieces = task
     documents = _documents(pieces, job.tokenizer, job.options)
     paths = (f"{job.work}/{number:06d}-{part:04d}.run" for part in itertools.count())
-    return [
-        write_run(path, *_arrays(held, job.tokenizer, job.options))
-        for path, held in zip(paths, documents, strict=False)
-    ]
+    return [_write(path, held, job) for path, held in zip(paths, documents, strict=False)]
 
 
 class _Document(NamedTuple):
@@ -174,24 +173,24 @@ def _token_batches(
             yield [(text_hash, [(line_hash, [ids]) for line_hash, ids in zip(hashes, document, strict=True)])]
 
 
-def _arrays(
-    documents: list[_Document], tokenizer: Tokenizer, options: PrepareOptions
-) -> tuple[Counts, dict[str, np.ndarray]]:
-    dtype = word_cache(tokenizer).dtype
+def _write(path: str, documents: list[_Document], job: Job) -> Run:
+    dtype = token_dtype(job.tokenizer.vocab_size)
     keys = np.array([document.text_hash for document in documents], np.uint64)
     order = np.argsort(keys, kind="stable")
     ordered = [documents[i] for i in order.tolist()]
-    found = [sentence for document in ordered for sentence in document.sentences]
-    lengths = np.array([len(sentence) // dtype.itemsize for sentence in found], np.int64)
+    encoded = [sentence for document in ordered for sentence in document.sentences]
+    lengths = np.array([len(sentence) // dtype.itemsize for sentence in encoded], np.int64)
     sentence_at = np.cumsum([0, *(len(document.sentences) for document in ordered)])
+    tokens = np.frombuffer(b"".join(encoded), dtype)
     arrays = {
         "hashes": keys[order],
         "sentence_at": sentence_at,
         "token_at": np.concatenate([[0], np.cumsum(lengths)])[sentence_at],
         "lengths": lengths,
-        "tokens": np.frombuffer(b"".join(found), dtype),
+        "tokens": tokens,
     }
-    if options.needs_lines:
+    if job.options.needs_lines:
         arrays["lines"] = np.array([line for document in ordered for line in document.lines], np.uint64)
         arrays["begins_line"] = np.array([begins for document in ordered for begins in document.begins_line], bool)
-    return Counts(len(documents), len(found), int(lengths.sum())), arrays
+    counts = Counts(len(documents), len(encoded), len(tokens))
+    return write_run(path, counts, arrays, int((tokens == job.tokenizer.unk_id).sum()))

@@ -95,33 +95,6 @@ def test_a_dataset_written_meanwhile_is_kept(whole, corpus_file, tokenizer, tmp_
     assert files(tmp_path / "data") == files(whole)
 
 
-def test_input_changed_while_read_is_refused(corpus_file, tokenizer, tmp_path, monkeypatch):
-    text = tmp_path / "text.txt"
-    text.write_bytes(corpus_file.read_bytes())
-    read = corpus.read
-
-    def touch(piece, reading):
-        yield from read(piece, reading)
-        text.write_bytes(corpus_file.read_bytes().replace(b"owl", b"cow"))
-
-    monkeypatch.setattr(corpus, "read", touch)
-    with pytest.raises(InputError, match=rf"^{text}: "):
-        run(text, tokenizer, tmp_path / "data")
-
-
-def test_a_fingerprint_tells_files_apart(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("one")
-    os.utime(path, (1, 1))
-    before = corpus.fingerprint(str(path))
-    assert corpus.fingerprint(str(path)) == before
-    os.utime(path, (2, 2))
-    assert corpus.fingerprint(str(path)) != before
-    path.write_text("more")
-    os.utime(path, (1, 1))
-    assert corpus.fingerprint(str(path)) != before
-
-
 def test_scratch_elsewhere(whole, corpus_file, tokenizer, tmp_path):
     options = PrepareOptions(**SMALL, **AS_WHOLE)
     prepare([str(corpus_file)], tokenizer, str(tmp_path / "data"), options, scratch=str(tmp_path / "scratch"))

@@ -1,0 +1,233 @@
+"""`vocab`, `prepare` and `inspect`: from text to a prepared dataset."""
+
+import logging
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from bert_jax.command_line.arguments import File, FileOrCheckpoint, Folder, Option, command
+from bert_jax.command_line.result import Result, quoted
+from bert_jax.data.corpora.corpus_options import CorpusOptions
+from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
+from bert_jax.errors import InputError
+from bert_jax.progress import Bars, silent
+from bert_jax.text.vocabulary_options import ExtensionOptions, VocabularyOptions
+
+if TYPE_CHECKING:
+    from bert_jax.data.dataset import DatasetInfo
+    from bert_jax.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+Inputs = Sequence[
+    Annotated[
+        str,
+        Option(
+            "GLOB",
+            "files, folders or patterns: text (a blank line between documents), JSON lines, CSV, TSV, also "
+            ".gz, .bz2, .xz, .zst; Parquet, Arrow; `hf://datasets/NAME/...` and other stores; `-` is stdin; "
+            "`tfds:NAME[:SPLIT[:FEATURE]]` is a TFDS dataset",
+        ),
+    ]
+]
+_POSITIONS = 512  # of bert_tiny
+
+
+@command
+def vocab(
+    output: File, *, input: Inputs = (), extend: FileOrCheckpoint | None = None, from_: File | None = None,
+    reading: CorpusOptions | None = None, training: VocabularyOptions | None = None,
+    extension: ExtensionOptions | None = None, bars: Bars = silent,
+) -> Result:  # fmt: skip
+    """Trains a vocabulary: WordPiece, Unigram, BPE or byte-level BPE; or extends or converts one.
+
+    Reads: text, JSON lines, CSV, Parquet, Arrow, TFDS datasets, or stdin
+    Writes: FILE, a tokenizer.json
+
+    Args:
+      output: a new tokenizer.json: the vocabulary and the rules for text
+      extend: a tokenizer.json of WordPiece, or a folder with one, as for `prepare --vocab`; its ids keep their meaning,
+        and the words of the input that it splits are added, those first that save the most tokens
+      from_: instead of --input: convert a vocab.txt, or a SentencePiece model (its name ends in .model)
+
+    Examples:
+      bert-jax vocab --input 'text/*.txt' --output tokenizer.json
+      bert-jax vocab --input 'wiki/*.jsonl.gz' --output tokenizer.json --cased --size 28996
+      bert-jax vocab --input reviews.csv --text_field body --output tokenizer.json --size 8192
+      bert-jax vocab --input 'thai/*.txt' --output thai.json --kind unigram --size 32000
+      bert-jax vocab --extend imported --input 'domain/*.txt' --add 1000 --output extended.json
+    """
+    from bert_jax.files import atomic, remote
+    from bert_jax.text.tokenizer import FILE
+    from bert_jax.text.vocabulary_options import check_vocab_options
+
+    reading, training = reading or CorpusOptions(), training or VocabularyOptions()
+    extension = extension or ExtensionOptions()
+    check_vocab_options(input, from_, extend, training, extension)
+    path = remote.parse_path(output)
+    if path.suffix != ".json":
+        raise InputError(f"output={output}: expected a name that ends in .json, such as {FILE}")
+    if remote.exists(path):
+        raise InputError(f"output={output}: already exists; choose another path or delete it")
+    atomic.check_file_output(output)
+    more: dict[str, Any] = {}
+    text = ""
+    if from_:
+        from bert_jax.text.conversion import convert_vocabulary
+
+        tokenizer = convert_vocabulary(
+            from_, cased=training.cased, keep_accents=training.keep_accents, pretokenized=training.pretokenized
+        )
+    elif extend:
+        tokenizer, more, text = _extend(extend, extension, input, reading, bars)
+    else:
+        from bert_jax.text.vocabulary_training import train_vocabulary
+
+        with _documents(input, reading, not training.cased, bars) as documents:
+            tokenizer = train_vocabulary(documents, training)
+    atomic.write_whole(path, tokenizer.file_bytes())
+    pieces = tokenizer.vocab_size
+    values = {"output": output, "pieces": pieces, "kind": tokenizer.kind, "cased": not tokenizer.lowercase}
+    corpus = " ".join(map(quoted, input or ["text/*.txt"]))
+    prepare = f"bert-jax prepare --input {corpus} --vocab {quoted(output)} --output data"
+    return Result({**values, **more}, f"{output}: {pieces:,} pieces{text}", [prepare])
+
+
+def _extend(
+    extend: str, extension: ExtensionOptions, input: Sequence[str], reading: CorpusOptions, bars: Bars
+) -> tuple["Tokenizer", dict[str, Any], str]:
+    """Returns a longer vocabulary, with the values and the text that describe what was added."""
+    from bert_jax.text.vocabulary_extension import check_wordpiece, extend_by_documents
+
+    old = _open_tokenizer(extend)
+    check_wordpiece(old, f"extend={extend}")
+    with _documents(input, reading, old.lowercase, bars) as documents:
+        extended = extend_by_documents(
+            documents, old, number=extension.add, min_count=extension.min_count,
+            replace_unused=extension.replace_unused,
+        )  # fmt: skip
+    words = extended.words
+    values = {
+        "extends": extend, "added": len(words),
+        "replaced_unused": old.vocab_size + len(words) - extended.tokenizer.vocab_size,
+        "tokens_before": extended.tokens_before, "tokens_after": extended.tokens_after,
+    }  # fmt: skip
+    text = (
+        f", {len(words):,} of them new, such as {', '.join(words[:5])}; "
+        f"{extended.tokens_after:,} tokens in the input instead of {extended.tokens_before:,}"
+    )
+    return extended.tokenizer, values, text
+
+
+@contextmanager
+def _documents(input: Sequence[str], reading: CorpusOptions, lowercase: bool, bars: Bars) -> Iterator[Iterator[str]]:
+    """Gives the documents of a corpus, read with a progress bar. Raises InputError at once for a missing file."""
+    from bert_jax.data.corpora import corpus
+    from bert_jax.data.corpora.standard_input import spooled
+    from bert_jax.data.corpora.text_hints import warn_of_text
+
+    def read() -> Iterator[str]:
+        total = sum(piece.bytes for piece in slices)
+        with closing(bars(total=total, desc="read", unit="B", unit_scale=True)) as bar:
+            for piece in slices:
+                yield from corpus.read(piece, reading)
+                bar.update(piece.bytes)
+        log.info("Corpus read; choosing the pieces ...")
+
+    with tempfile.TemporaryDirectory(prefix="bert-jax-vocab-") as folder, spooled(input, Path(folder)) as (inputs, _):
+        slices = corpus.plan(inputs, reading)
+        warn_of_text(slices, reading, lowercase)
+        yield read()
+
+
+def _open_tokenizer(location: str) -> "Tokenizer":
+    """Opens the tokenizer of a file; or, after the import of JAX, that of a folder."""
+    from bert_jax.files import remote
+    from bert_jax.text.tokenizer import read_tokenizer
+
+    path = remote.parse_path(location)
+    if path.suffix == ".json":
+        return read_tokenizer(path)
+    log.info("Importing JAX")
+    from bert_jax.interop.importing import open_tokenizer
+
+    return open_tokenizer(location)
+
+
+@command
+def prepare(
+    input: Inputs, vocab: FileOrCheckpoint, output: Folder, options: PrepareOptions | None = None, *,
+    allow_unk: Annotated[float, Option("SHARE")] = MAX_SHARE, workers: int | None = None,
+    scratch: Folder | None = None, seed: int = 0, runner: Annotated[str, Option("RUNNER")] = "local",
+    beam_options: Sequence[str] = (), bars: Bars = silent,
+) -> Result:  # fmt: skip
+    """Prepares a dataset from raw text.
+
+    Reads: text, JSON lines, CSV, Parquet, Arrow, TFDS datasets, or stdin; and a tokenizer.json or a checkpoint
+    Writes: DIR, a dataset for pretrain: dataset.json, tokenizer.json and shards
+
+    Args:
+      vocab: a tokenizer.json, or a folder with one: a dataset, an export or a model of transformers; or a checkpoint
+      output: the dataset's folder, new or empty
+      allow_unk: maximum share of [UNK] tokens before failing
+      workers: processes of the local runner; default: the number of CPU cores
+      scratch: local folder for temporary files; default: beside --output
+      seed: seed of pairs, lengths and labels
+      runner: local, or an Apache Beam runner: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...; its options
+        follow `--` at the end of the command
+
+    Examples:
+      bert-jax prepare --input 'text/*.txt' --vocab tokenizer.json --output data
+      bert-jax prepare --input 'wiki/*.jsonl.gz' --vocab tokenizer.json --output data512 --seq_len 512 --workers 8
+      bert-jax prepare --input reviews.csv --text_field body --vocab tokenizer.json --output reviews
+      bert-jax prepare --input hf://datasets/wikimedia/wikipedia/20231101.en --vocab tokenizer.json --output wiki
+      bert-jax prepare --input 'domain/*.txt' --vocab imported --output data
+    """
+    from bert_jax.data.preparation import pipeline, report
+
+    info = pipeline.prepare(
+        input, _open_tokenizer(vocab), output, options or PrepareOptions(),
+        seed=seed, workers=os.cpu_count() or 1 if workers is None else workers, scratch=scratch, runner=runner,
+        beam_options=beam_options, allow_unk=allow_unk, vocabulary=vocab, bars=bars,
+    )  # fmt: skip
+    return Result(
+        {"output": output, **report.describe(info)}, "\n".join(report.render(info)),
+        [f"bert-jax inspect {quoted(output)}", *_pretrain(output, info)],
+    )  # fmt: skip
+
+
+@command
+def inspect(data: Folder, /, *, samples: int = 3, seed: int = 0) -> Result:
+    """Shows counts, lengths, padding and instances of a prepared dataset.
+
+    Reads: a prepared dataset
+    Writes: nothing
+
+    Args:
+      data: a prepared dataset
+      samples: instances to show
+      seed: seed of the sampled instances and their masks
+
+    Examples:
+      bert-jax inspect data
+      bert-jax inspect data --samples 10 --json
+    """
+    from bert_jax.data.dataset import DatasetInfo
+    from bert_jax.data.inspection import inspect_dataset, render
+    from bert_jax.files import remote
+
+    report = inspect_dataset(data, samples=samples, seed=seed)
+    return Result(report, render(report), _pretrain(data, DatasetInfo.read(remote.parse_path(data))))
+
+
+def _pretrain(data: str, info: "DatasetInfo") -> list[str]:
+    """Returns the command that pre-trains on a dataset; none for a path that the key with several cannot name."""
+    if "," in data or data != data.strip():
+        return []
+    command = f"bert-jax pretrain --config=bert_tiny --workdir=runs/tiny --config.data.path={quoted(data)}"
+    command += " --config.objective.nsp=False" if info.options.get("pairs") == "none" else ""
+    longer = f" --config.model.max_position_embeddings={info.seq_len}"
+    return [command + (longer if info.seq_len > _POSITIONS else "")]

@@ -1,0 +1,257 @@
+"""Commands that use a checkpoint: evaluation, predictions, features, export and import."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from bert_jax.command_line.arguments import Checkpoint, File, Folder, Option, command
+from bert_jax.command_line.result import Result, quoted
+from bert_jax.errors import InputError
+from bert_jax.progress import Bars, silent
+
+Steps = Annotated[str, Option("STEPS")]
+
+
+@command
+def evaluate(
+    checkpoint: Checkpoint, data: Annotated[str, Option("DIR|FILE")], *, steps: Steps = "",
+    batch_size: int = 64, bars: Bars = silent,
+) -> Result:  # fmt: skip
+    """Prints JSON: loss and accuracy on a dataset's eval split, or a fine-tuned model's scores on files.
+
+    Reads: a checkpoint, and a prepared dataset or a labelled file
+    Writes: nothing
+
+    Args:
+      data: a prepared dataset; for a fine-tuned model, a labelled file or its folder
+      steps: pre-training: scores of `all` checkpoints of a workdir, or of steps such as 0,1000; default: the newest
+      batch_size: sequences per batch
+
+    Examples:
+      bert-jax evaluate --checkpoint=runs/base --data=data
+      bert-jax evaluate --checkpoint=runs/base --data=data --steps=all
+      bert-jax evaluate --checkpoint=runs/mine --data=dev.csv
+    """
+    from bert_jax.finetuning.fine_tuned import evaluate_finetuned
+    from bert_jax.inference.opening import open_model_of
+    from bert_jax.training.evaluation import evaluate_checkpoint, evaluate_steps
+
+    if steps:
+        return Result({"steps": evaluate_steps(checkpoint, steps, data, batch_size=batch_size, bars=bars)})
+    found = open_model_of(checkpoint)
+    score = evaluate_checkpoint if found.task is None else evaluate_finetuned
+    values = score(found, data, batch_size=batch_size, bars=bars)
+    return Result(values, None, [f"bert-jax export --checkpoint={quoted(checkpoint)} --output=hf"])
+
+
+@command
+def predict(
+    checkpoint: Checkpoint, input: File, output: File, *, with_text: bool = False,
+    text: Sequence[Annotated[str, Option("COLUMN")]] = (), strict: bool = False, batch_size: int = 64,
+    bars: Bars = silent,
+) -> Result:  # fmt: skip
+    """Writes a fine-tuned model's predictions for a file, for any kind of task.
+
+    Reads: a fine-tuned checkpoint and a file
+    Writes: FILE, one JSON object a line
+
+    Args:
+      input: a file in the format of the training file, labels ignored; a tagger also reads one sentence per line
+      output: JSON lines with id, prediction and scores; a table if it ends in .csv or .tsv
+      with_text: write the texts of each row, too
+      text: one or two text columns; default: those of the training file
+      strict: fail on a bad row instead of skipping it
+      batch_size: texts per batch
+
+    Examples:
+      bert-jax predict --checkpoint=runs/mine --input=new.csv --output=predictions.jsonl
+      bert-jax predict --checkpoint=runs/mine --input=new.csv --output=predictions.jsonl --text text --strict
+    """
+    from bert_jax.finetuning import fine_tuned
+    from bert_jax.inference.opening import open_model_of
+
+    count = fine_tuned.predict(
+        open_model_of(checkpoint), input, output, texts=text, with_text=with_text, strict=strict,
+        batch_size=batch_size, bars=bars,
+    )  # fmt: skip
+    return Result(
+        {"output": output, "predictions": count}, f"{output}: {count:,} predictions",
+        [f"bert-jax evaluate --checkpoint={quoted(checkpoint)} --data=FILE"],
+    )  # fmt: skip
+
+
+@command
+def fill_mask(text: Sequence[str], /, checkpoint: Checkpoint, *, top: int = 5) -> Result:
+    """Prints the most probable words for each [MASK].
+
+    Reads: a pre-trained checkpoint
+    Writes: nothing
+
+    Args:
+      text: for example "Paris is the [MASK] of France."
+      top: candidates per mask
+
+    Examples:
+      bert-jax fill-mask --checkpoint=runs/base 'Paris is the [MASK] of France.'
+    """
+    from bert_jax.inference import pretrained, text_encoder
+
+    for one in text:
+        text_encoder.check_text(one)
+    model = pretrained.load(checkpoint)
+    for one in text:
+        pretrained.check_mask(one, model.tokenizer)
+    masks = [pretrained.fill_mask(model, one, top) for one in text]
+    lines = [
+        [f"{filling.probability:.4f}  {filling.token:<16}  {filling.text}" for filling in fillings] + [""]
+        for of_text in masks for fillings in of_text
+    ]  # fmt: skip
+    values = [
+        {"text": one, "masks": [list(map(dataclasses.asdict, fillings)) for fillings in of_text]}
+        for one, of_text in zip(text, masks, strict=True)
+    ]
+    return Result({"texts": values}, "\n".join(line for part in lines for line in part))
+
+
+@command
+def features(
+    checkpoint: Checkpoint, input: File, output: File, *,
+    layers: Annotated[str | None, Option("LAYERS")] = None, pool: Literal["mean", "cls"] | None = None,
+    seq_len: int | None = None, batch_size: int = 32, bars: Bars = silent,
+) -> Result:  # fmt: skip
+    """Writes hidden states of a text file: of each token, or one vector per line.
+
+    Reads: a checkpoint and a text file
+    Writes: FILE, one JSON object a line, or arrays in .npz
+
+    Args:
+      input: one text per line, or two: `first ||| second`; also compressed
+      output: JSON lines, or arrays if it ends in .npz
+      layers: numbers (0 is the first, -1 the last) or names: embeddings, first, second_to_last, last, last_four, all;
+        default: the last four, with --pool the last
+      pool: write one vector per line: the mean over all tokens, [CLS] and [SEP] included, or that of [CLS]
+      seq_len: maximum tokens per line; default: the model's maximum
+      batch_size: lines per batch
+
+    Examples:
+      bert-jax features --checkpoint=runs/base --input=lines.txt --output=features.jsonl
+      bert-jax features --checkpoint=runs/base --input=lines.txt --output=features.npz --layers=last_four
+    """
+    from bert_jax.inference.features import extract
+
+    extracted = extract(
+        checkpoint, input, output, layers=layers, pool=pool, seq_len=seq_len, batch_size=batch_size, bars=bars
+    )
+    text = f"{output}: {extracted.lines:,} lines, {extracted.tokens:,} tokens, layers {extracted.layers}"
+    text += f", pooled by {pool}" if pool else ""
+    if extracted.cut:
+        text += f"; truncated to {extracted.seq_len} tokens: {extracted.cut:,} line{'s' * (extracted.cut > 1)}"
+    values = {
+        "output": output, "lines": extracted.lines, "tokens": extracted.tokens, "layers": extracted.layers,
+        "pool": pool, "seq_len": extracted.seq_len, "truncated_lines": extracted.cut,
+    }  # fmt: skip
+    return Result(values, text)
+
+
+@command
+def export(
+    checkpoint: Checkpoint, output: Folder, *, steps: Steps = "", format: Literal["hf", "stablehlo"] = "hf",
+    license: Annotated[str, Option("ID")] = "", language: Sequence[Annotated[str, Option("CODE")]] = (),
+    datasets: Sequence[Annotated[str, Option("NAME")]] = (),
+) -> Result:  # fmt: skip
+    """Writes a checkpoint for Hugging Face transformers and its Hub, or as StableHLO.
+
+    Reads: a checkpoint
+    Writes: DIR: config.json, model.safetensors, tokenizer.json; or a program of StableHLO
+
+    Args:
+      output: a new folder; with --steps, of a folder per step
+      steps: hf: write DIR/stepN for `all` checkpoints of a workdir, or for steps such as 0,1000; skips complete ones
+      format: of the folder
+      license: hf: license in the model card, such as apache-2.0
+      language: hf: languages in the card, such as en
+      datasets: hf: data sets on the Hub in the card
+
+    Examples:
+      bert-jax export --checkpoint=runs/base --output=hf
+      bert-jax export --checkpoint=runs/base --output=revisions --steps=all
+      bert-jax export --checkpoint=runs/mine --output=hlo --format=stablehlo
+    """
+    from bert_jax.inference.opening import open_model_of
+    from bert_jax.interop import huggingface, stablehlo
+    from bert_jax.interop.model_card import Publication
+
+    publication = Publication(license, language, datasets)
+    if format == "stablehlo":
+        if publication != Publication() or steps:
+            raise InputError(
+                f"format={format}: has no model card and no revisions; remove license, language, datasets and steps, "
+                "and export one WORKDIR/checkpoints/STEP"
+            )
+        opened = open_model_of(checkpoint)
+        programs = list(stablehlo.export(opened, output))
+        text = f"{output}: {opened.path} as StableHLO, programs: {', '.join(programs)}"
+        return Result({"output": output, "checkpoint": str(opened.path), "programs": programs}, text)
+    if steps:
+        revisions = huggingface.export_steps(checkpoint, output, steps, publication)
+        text = "\n".join(
+            f"{revision.folder}: step {revision.step} in Hugging Face format, as {revision.architecture}"
+            f"{'' if revision.is_new else ', written before'}"
+            for revision in revisions
+        )
+        return Result({"output": output, "checkpoint": checkpoint, "steps": list(map(vars, revisions))}, text)
+    opened = open_model_of(checkpoint)
+    architecture = huggingface.export(opened, output, publication)
+    program = f"from transformers import AutoModel; print(AutoModel.from_pretrained({output!r}))"
+    return Result(
+        {"output": output, "checkpoint": str(opened.path), "architecture": architecture},
+        f"{output}: {opened.path} in Hugging Face format, as {architecture}", [f"python -c {quoted(program)}"],
+    )  # fmt: skip
+
+
+@command
+def import_(
+    source: Annotated[str, Option("DIR|FILE")], output: Folder, *, cased: bool = False, uncased: bool = False,
+    layers: Annotated[str, Option("LAYERS")] = "", drop: Sequence[Annotated[str, Option("NAME")]] = (),
+) -> Result:  # fmt: skip
+    """Imports a checkpoint from another library's format, to evaluate, train or export it.
+
+    Reads: a folder of Hugging Face transformers, or a TensorFlow checkpoint
+    Writes: DIR, a checkpoint without optimizer state
+
+    Args:
+      source: a transformers folder: config.json, weights, and vocab.txt or tokenizer.json; or a file of weights in
+        one; or a TensorFlow checkpoint (its folder, or such as DIR/bert_model.ckpt) beside bert_config.json and
+        vocab.txt
+      output: a new folder
+      cased: keep case and accents, regardless of the source's settings
+      uncased: lowercase and strip accents, regardless of the source's settings
+      layers: import these layers alone, from 0 and in this order, such as 0,2,4; a layer may be repeated
+      drop: beginnings of the names of weights that are not imported; any other unused weight is refused
+
+    Examples:
+      bert-jax import --source=hf --output=imported
+      bert-jax import --source=hf --output=smaller --layers=0,2,4
+    """
+    from bert_jax.interop.importing import import_checkpoint
+
+    if cased and uncased:
+        raise InputError("cased: contradicts uncased; remove one")
+    words = layers.split(",") if layers else []
+    if not all(word.isdecimal() for word in words):
+        raise InputError(f"layers={layers}: expected numbers such as 0,2,4")
+    checkpoint = import_checkpoint(
+        source, output, lowercase=uncased if cased or uncased else None, layers=[*map(int, words)] or None, drop=drop
+    )
+    task = None if checkpoint.task is None else checkpoint.task["name"]
+    values = {
+        "output": output, "vocab_size": checkpoint.tokenizer.vocab_size,
+        "cased": not checkpoint.tokenizer.lowercase, "heads": list(checkpoint.heads), "task": task,
+    }  # fmt: skip
+    text = f"{output}: {checkpoint.tokenizer}, heads: {', '.join(checkpoint.heads) or 'none'}"
+    init = f"--workdir=WORKDIR --config.init={quoted(output)}"
+    return Result(values, text + ("" if task is None else f", fine-tuned: {task}"), [
+        f"bert-jax finetune --config=finetune/glue:TASK {init} --config.data.path=FOLDER",
+        f"bert-jax prepare --input 'text/*.txt' --vocab {quoted(output)} --output=DATASET",
+        f"bert-jax pretrain --config=continue {init} --config.data.path=DATASET",
+    ])  # fmt: skip

@@ -1,0 +1,246 @@
+"""`check`; `pretrain`, `finetune`, `study` and `compile`, which take a config; `report`, `configs` and `completion`."""
+
+import json
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from bert_jax import config_listing
+from bert_jax.command_line.arguments import File, Folder, Option, command, complete
+from bert_jax.command_line.result import Result
+from bert_jax.config_keys import FinetuneConfig, PretrainConfig, StudyConfig
+from bert_jax.errors import BertJaxError, InputError
+from bert_jax.progress import Bars, silent
+from bert_jax.runtime.preemption import StopSignal
+from bert_jax.sections import flatten, with_values
+
+
+@command
+def check(workdir: Folder | None = None) -> Result:
+    """Checks in minutes that the devices of this machine or slice train, resume and agree.
+
+    Reads: nothing
+    Writes: nothing that it keeps
+
+    Args:
+      workdir: where runs and checkpoints are written, into a new folder that is removed; required with several
+        processes, which must all see it; default: a temporary folder
+
+    Examples:
+      bert-jax check
+      bert-jax check --workdir=runs
+      bert-jax check --workdir=gs://bucket/runs --json
+    """
+    from bert_jax.device_check import check_devices
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: the folder is removed
+    parts = list(check_devices(workdir))
+    failed = [part.name for part in parts if not part.ok]
+    text = "\n".join(
+        f"{'ok' if part.ok else 'FAILED':<8}{part.name:<10}{part.seconds:>6.1f} s  {part.message}" for part in parts
+    )
+    error = BertJaxError(f"failed: {', '.join(failed)} ({len(failed)} of {len(parts)} parts)") if failed else None
+    return Result({"ok": not failed, "parts": list(map(asdict, parts))}, text, error=error)
+
+
+@command
+def pretrain(
+    config: PretrainConfig, workdir: Folder | None = None, *, dry_run: bool = False,
+    device: Annotated[str | None, Option("NAME")] = None,
+    devices: Annotated[int | None, Option("N")] = None,
+    mfu: Annotated[float | None, Option("SHARE")] = None,
+    stop: StopSignal | None = None, bars: Bars = silent,
+) -> Result:  # fmt: skip
+    """Pre-trains with MLM and NSP; run it again to resume.
+
+    Reads: a config and prepared datasets
+    Writes: DIR: config.json, checkpoints/STEP, metrics.jsonl, and TensorBoard's events
+
+    Args:
+      config: a config; --config.KEY=VALUE overrides its keys
+      workdir: folder of checkpoints, metrics and curves; required to train
+      dry_run: start nothing and write nothing: print sizes, FLOPs, tokens, memory, hours and checkpoints of the run
+      device: dry_run: the device, such as v5e or h100; default: this one
+      devices: dry_run: number of devices; default: those here, or 1
+      mfu: dry_run: model FLOPs utilization, for the hours; default: 1.0
+
+    Examples:
+      bert-jax pretrain --config=bert_base --workdir=runs/base --config.data.path=data
+      bert-jax pretrain --config=bert_tiny --workdir=runs/try --config.data.path=data --config.total_steps=40
+      bert-jax pretrain --config=bert_base --config.data.path=data --dry_run --device=v5e --devices=8
+      bert-jax pretrain --config=continue --workdir=runs/domain --config.init=imported --config.data.path=data
+    """
+    if dry_run:
+        from bert_jax.ahead_of_time import dry_run as planning
+        from bert_jax.ahead_of_time.text import render
+
+        plan = planning.plan_run(
+            config, workdir=workdir, device=device, devices=devices, mfu=1.0 if mfu is None else mfu
+        )
+        return Result(plan, render(plan))
+    for name, value in {"device": device, "devices": devices, "mfu": mfu}.items():
+        if value is not None:
+            raise InputError(f"{name}={value}: expected only with dry_run; a run uses the devices of the machine")
+    if workdir is None:
+        raise InputError("workdir: required to train; expected a folder, such as runs/tiny")
+    from bert_jax.training import pretrain as training
+
+    scores = training.pretrain(config, workdir, stop=stop, bars=bars)
+    return Result({"workdir": workdir, "step": config.total_steps, "eval": scores}, "")
+
+
+@command
+def finetune(
+    config: FinetuneConfig, workdir: Folder, *, strict: bool = False, stop: StopSignal | None = None,
+    bars: Bars = silent,
+) -> Result:  # fmt: skip
+    """Fine-tunes a checkpoint on a task and scores it; run it again to resume.
+
+    Reads: a config, a checkpoint and the files of a task
+    Writes: DIR: config.json, checkpoints/STEP, metrics.jsonl, result.json, and predictions/
+
+    Args:
+      config: finetune/glue:sst2, finetune/text, or a file; --config.KEY=VALUE overrides its keys
+      workdir: checkpoints, metrics, scores and predictions
+      strict: fail on a bad row instead of skipping it
+
+    Examples:
+      bert-jax finetune --config=finetune/glue:sst2 --workdir=runs/sst2 --config.init=runs/base
+        --config.data.path=glue/SST-2
+      bert-jax finetune --config=finetune/text --workdir=runs/mine --config.init=runs/base
+        --config.task.train=train.csv --config.task.dev=dev.csv
+    """
+    from bert_jax.finetuning import finetune as training
+    from bert_jax.finetuning.results import unscored
+    from bert_jax.finetuning.search import is_search, search
+
+    config = with_values(config, {"data.strict": True} if strict else {})
+    run = search if is_search(config) else training.finetune
+    return Result(run(config, workdir, stop=stop, bars=bars) or unscored(workdir))
+
+
+@command
+def study(config: StudyConfig, /, workdir: Folder, *, stop: StopSignal | None = None, bars: Bars = silent) -> Result:
+    """Pre-trains and fine-tunes every row of a table; run it again to resume.
+
+    Reads: a config, prepared datasets and the files of tasks
+    Writes: DIR: table.md, table.json, and the workdir of every run
+
+    Args:
+      config: studies/table5, or a file; --config.KEY=VALUE overrides its keys, --config.pretraining.KEY a key of every
+        row's pre-training, --config.finetuning.KEY a key of every task
+      workdir: folder of all runs' workdirs and of the table
+
+    Examples:
+      bert-jax study studies/table5 --workdir=runs/table5 --config.pretraining.data.path=data --config.task_data=tasks
+      bert-jax study studies/table1 --workdir=runs/table1 --config.checkpoints.base=runs/base --config.task_data=tasks
+    """
+    from bert_jax.studies import study as studies
+    from bert_jax.studies.study_table import render
+
+    table = studies.study(config, workdir, stop=stop, bars=bars)
+    return Result(table.as_json(), render(table).rstrip("\n"))
+
+
+@command
+def compile(
+    config: PretrainConfig, *, topology: Annotated[str | None, Option("CHIP:A[xB[xC]]")] = None,
+    num_slices: int = 1, phase: int | None = None, profile: bool = False,
+) -> Result:  # fmt: skip
+    """Compiles a config's training step ahead of time: memory, collectives, estimated time.
+
+    Reads: a config, and the dataset's sizes if data.path is set
+    Writes: nothing
+
+    Args:
+      config: a config of pretrain; data.path may be empty
+      topology: a slice of TPUs, such as v5e:4x4 or v5p:2x2x2; default: the devices of this machine
+      num_slices: slices, connected by a slower network
+      phase: compile one phase, numbered from 0; default: all
+      profile: list the forty largest parts of a step's time by XLA's cost model
+
+    Examples:
+      bert-jax compile --config=bert_large:v5e --topology=v5e:4x4
+      bert-jax compile --config=bert_base --topology=v5e:2x2 --profile --json
+    """
+    from bert_jax.ahead_of_time.compiled_step import compile_phases
+    from bert_jax.ahead_of_time.text import render
+
+    phases = list(compile_phases(config, topology, slices=num_slices, phase=phase, profile=profile))
+    problems = "; ".join(phase["problem"] for phase in phases if phase["problem"])
+    text = "\n\n".join(map(render, phases))
+    return Result({"phases": phases}, text, error=InputError(problems) if problems else None)
+
+
+@command
+def report(workdir: Sequence[Annotated[str, Option("RUN")]], /, output: File) -> Result:
+    """Reports on one run, or on several side by side: curves, scores, configs.
+
+    Reads: the metrics of workdirs, and files of compile --json
+    Writes: FILE, a page
+
+    Args:
+      workdir: a workdir of pretrain, finetune or study, a folder of workdirs, or a .json of compile --json
+      output: a .html, which works offline
+
+    Examples:
+      bert-jax report runs/base --output=report.html
+      bert-jax report runs/base runs/mine --output=report.html
+    """
+    from bert_jax.tracking.report import write_report
+
+    results = write_report(workdir, output)
+    return Result({"output": output, "workdirs": list(workdir), "results": results}, output)
+
+
+@command
+def configs(
+    config: Annotated[str, Option("NAME|FILE.py[:ARG]")] | None = None, /,
+    overrides: Sequence[tuple[str, Any]] | Mapping[str, Any] = (),
+) -> Result:  # fmt: skip
+    """Lists the packaged configs, or prints the keys of one with values and comments.
+
+    Reads: the packaged configs, or FILE.py
+    Writes: nothing
+
+    Args:
+      config: a config; without it, all are listed
+
+    Examples:
+      bert-jax configs
+      bert-jax configs bert_tiny
+    """
+    if config is None:
+        found = config_listing.summaries()
+        width = max(map(len, found))
+        return Result(found, "\n".join(f"{name:<{width}}  {text}" for name, text in found.items()))
+    from bert_jax.config import load_config
+
+    loaded = load_config(config, overrides, kind=config_listing.CONFIG_TYPES[config_listing.kind_of(config)])
+    comments = config_listing.key_comments(type(loaded))
+    lines = [
+        f"{key} = {value!r}" + (f"  # {comments[key]}" if key in comments else "") for key, value in flatten(loaded)
+    ]
+    keys = {
+        key: {"value": json.loads(json.dumps(value, default=vars)), "comment": comments.get(key, "")}
+        for key, value in flatten(loaded)
+    }
+    return Result({"config": config, "keys": keys}, "\n".join([config_listing.docstring(config), "", *lines]))
+
+
+@command
+def completion(shell: Literal["bash", "zsh", "fish", "tcsh"], /) -> Result:
+    """Prints the script that completes commands in a shell.
+
+    Reads: nothing
+    Writes: nothing
+
+    Args:
+      shell: the shell that reads the script
+
+    Examples:
+      bert-jax completion bash > ~/.local/share/bash-completion/completions/bert-jax.bash
+    """
+    script = complete(shell)
+    return Result({"shell": shell, "script": script}, script)
