@@ -181,6 +181,12 @@ def test_names_of_layers():
     assert [parse_layers(name, 4) for name in LAYER_NAMES]
 
 
+def test_the_default_is_the_last_four_layers_of_those_that_there_are(folder: Path, tmp_path: Path):
+    assert extract(folder, tmp_path / "out.npz") == 0  # a model of three layers
+    with np.load(tmp_path / "out.npz") as arrays:
+        assert arrays["layers"].tolist() == ["-1", "-2", "-3"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
