@@ -4,7 +4,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,12 +43,7 @@ class Revision:
     @property
     def name(self) -> str:
         """The name of the folder and of the revision."""
-        return revision_name(self.step)
-
-
-def revision_name(step: int) -> str:
-    """Returns the name of a step's revision on the Hub."""
-    return f"step{step}"
+        return f"step{self.step}"
 
 
 def export_steps(
@@ -70,62 +65,54 @@ def export_steps(
     """
     folder = remote.parse_path(output)
     if not output or (remote.exists(folder) and not folder.is_dir()):
-        raise InputError(f"--output={output!r}: is no folder; expected a new folder, or that of an earlier export")
-    targets = {step: folder / revision_name(step) for step in chosen_steps(workdir, steps)}
-    # All checks come first. Each checkpoint is opened twice, so that thousands of tokenizers are not held at once.
-    complete = {step for step, target in targets.items() if _is_export_of(open_checkpoint(workdir, step), target)}
-    _check_one_run(workdir, folder, complete)
+        raise InputError(f"output={output!r}: is no folder; expected a new folder, or that of an earlier export")
+    steps_chosen = chosen_steps(workdir, steps)
+    complete = _complete_steps(workdir, folder)  # before anything is written
     revisions: list[Revision] = []
-    for step, target in targets.items():
+    for step in steps_chosen:
+        target = folder / f"step{step}"
         if step in complete:
             log.info("%s is complete and is kept, with its model card", target)
             (architecture,) = read_json(target / CONFIG)["architectures"]
         else:
             checkpoint = open_checkpoint(workdir, step)
-            architecture = _export(checkpoint, target, publication, folder.name, revision_name(step))
+            architecture = _export(checkpoint, target, publication, folder.name, target.name)
         revisions.append(Revision(step, str(target), architecture, step not in complete))
     return revisions
 
 
-def _is_export_of(checkpoint: Checkpoint, folder: epath.Path) -> bool:
-    """Returns whether a folder has the complete export of a checkpoint; False for a new or an empty folder.
+def _complete_steps(workdir: str, output: epath.Path) -> set[int]:
+    """Returns the steps of a workdir whose exports in `output` are complete.
 
-    An upload to a store that was interrupted is not complete. InputError if the folder holds anything else.
+    A folder of a step that the workdir has must be the export of this checkpoint, by its digest, for a workdir may be
+    moved. That of another step must be from the same path as one of these. Raises InputError for any other.
     """
-    if not remote.is_taken(folder):
-        return False
-    if not remote.exists(folder / CONFIG) and remote.is_remote(folder):
-        return False
-    reference, found = checkpoint.reference(), _exported_checkpoint(folder)
-    keys = ("step", "digest") if reference["digest"] else ("step", "path")
-    if found is None or any(found.get(key) != reference[key] for key in keys):
-        raise InputError(f"{folder}: already exists, and is not the export of {checkpoint.path}; choose another folder")
-    return True
+    children = [
+        child for child in remote.children(output) if _REVISION.fullmatch(child.name) and remote.is_taken(child)
+    ]
+    if remote.is_remote(output):  # where an upload that was interrupted lacks the config, which is written last
+        children = [child for child in children if remote.exists(child / CONFIG)]
+    folders = {int(child.name.removeprefix("step")): child for child in children}
+    kept = folders.keys() & set(chosen_steps(workdir, "all"))
+    exported = {step: _exported_checkpoint(child) for step, child in folders.items()}
+    for step in sorted(kept):
+        reference = open_checkpoint(workdir, step).reference()
+        if any(exported[step].get(key) != reference[key] for key in ("step", "digest")):
+            raise InputError(
+                f"{folders[step]}: already exists, and is not the export of {reference['path']}; choose another folder"
+            )
+    same = {str(remote.absolute(workdir)), *(_workdir_of(exported[step]) for step in kept)}
+    for step in sorted(folders.keys() - kept):
+        if exported[step] and (other := _workdir_of(exported[step])) not in same:
+            raise InputError(f"{folders[step]}: is of the run in {other}, not of {workdir}; choose another folder")
+    return kept
 
 
-def _exported_checkpoint(folder: epath.Path) -> dict[str, Any] | None:
-    """Returns the `Checkpoint.reference` in the provenance of an export; None without one."""
+def _exported_checkpoint(folder: epath.Path) -> dict[str, Any]:
+    """Returns the `Checkpoint.reference` in the provenance of an export; {} without one."""
     path = folder / provenance.FILE
     found = read_json(path).get("runs", [{}])[-1].get("inputs", {}).get("checkpoint") if remote.exists(path) else None
-    return found if isinstance(found, dict) else None
-
-
-def _check_one_run(workdir: str, output: epath.Path, complete: Collection[int]) -> None:
-    """Raises InputError if `output` has the revision of a step of another run than that of `workdir`.
-
-    `complete` are steps whose revisions were compared before. A step that the workdir has is compared by its digest,
-    for a workdir may be moved. A step that it no longer has must be from the same path as one of these.
-    """
-    folders = remote.children(output)
-    named = {int(child.name.removeprefix("step")): child for child in folders if _REVISION.fullmatch(child.name)}
-    exported = {step: found for step, child in named.items() if (found := _exported_checkpoint(child))}
-    kept = exported.keys() & set(chosen_steps(workdir, "all"))
-    for step in kept - set(complete):
-        _is_export_of(open_checkpoint(workdir, step), named[step])
-    same = {str(remote.absolute(workdir)), *(_workdir_of(exported[step]) for step in kept)}
-    for step in sorted(exported.keys() - kept):
-        if (other := _workdir_of(exported[step])) not in same:
-            raise InputError(f"{named[step]}: is of the run in {other}, not of {workdir}; choose another folder")
+    return found if isinstance(found, dict) else {}
 
 
 def _workdir_of(reference: Mapping[str, Any]) -> str:

@@ -35,22 +35,6 @@ _LAYER = re.compile(r"(bert\.encoder\.layer\.)(\d+)\b")
 _LISTED = 4  # maximum weights listed in an error
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The parts of a model to read.
-
-    Attributes:
-      layers: the layers, from 0 and in their new order; a layer may be repeated. None for all.
-      drop: beginnings of the names of weights that are not read.
-    """
-
-    layers: Sequence[int] | None = None
-    drop: Sequence[str] = ()
-
-
-ALL = Selection()
-
-
 @dataclass(frozen=True, kw_only=True)
 class ForeignCheckpoint(Checkpoint):
     """A model in files of other software, described and checked; it has no checksums that a load could verify.
@@ -76,11 +60,13 @@ class ForeignCheckpoint(Checkpoint):
         return result
 
 
-def read(file: epath.Path, *, lowercase: bool | None = None, selection: Selection = ALL) -> ForeignCheckpoint:
+def read(
+    file: epath.Path, *, lowercase: bool | None = None, layers: Sequence[int] | None = None, drop: Sequence[str] = ()
+) -> ForeignCheckpoint:
     """Reads a file of weights, or the index of shards, with `config.json` and the tokenizer's files in its folder.
 
     The weights determine the heads; the heads of the class in `config.json` are required (except BertModel's pooler).
-    `lowercase` None takes the setting of the tokenizer's files.
+    `lowercase` None takes the setting of the tokenizer's files. For `layers` and `drop` see `import_checkpoint`.
 
     Raises InputError for another architecture than BERT, an unsupported field of the config, a tokenizer that is not
     BERT's or not of the config's size, and a weight that is missing, unexpected, of another shape, or tied but not
@@ -91,10 +77,10 @@ def read(file: epath.Path, *, lowercase: bool | None = None, selection: Selectio
     architecture = named_architecture(path, values)
     config = bert_config(path, values)
     tokenizer = open_folder(file.parent, lowercase=lowercase)
-    weights = drop_weights(file, _by_canonical_name(file, open_weights(file)), selection.drop)
+    weights = drop_weights(file, _by_canonical_name(file, open_weights(file)), drop)
     output = ARCHITECTURES[architecture].output if architecture else ""
     task = None
-    if selection.drop and not any(output and name.startswith(f"{output}.") for name in weights):
+    if drop and not any(output and name.startswith(f"{output}.") for name in weights):
         architecture = None  # then without the heads and the output that its class requires
     elif architecture and output:
         bias = weights.get(f"{output}.bias")
@@ -104,7 +90,7 @@ def read(file: epath.Path, *, lowercase: bool | None = None, selection: Selectio
         longest = longest if type(longest) is int and longest > 2 else config.max_position_embeddings
         longest = min(longest, config.max_position_embeddings)
         task = read_task(path, architecture, values, bias.shape[0], longest)
-    return assemble(path, config, tokenizer, weights, architecture=architecture, task=task, layers=selection.layers)
+    return assemble(path, config, tokenizer, weights, architecture=architecture, task=task, layers=layers)
 
 
 def bert_config(path: epath.Path, values: Mapping[str, Any]) -> BertConfig:
@@ -154,7 +140,7 @@ def assemble(
       weights: by their names in BertForPreTraining and in fine-tuned classes, with shapes in `transformers`.
       architecture: the class, whose heads are required; None for a pre-trained one with the heads that there are.
       task: the record of a fine-tuned model.
-      layers: the layers to read; see `Selection`.
+      layers: the layers to read, in their new order; None for all.
     """
     if tokenizer.vocab_size != config.vocab_size:
         raise InputError(

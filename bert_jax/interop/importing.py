@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from etils import epath
 
@@ -15,7 +16,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.atomic import new_folder
 from bert_jax.interop import huggingface_reading, tensorflow_checkpoints
-from bert_jax.interop.huggingface_reading import ALL, CONFIG, ForeignCheckpoint, Selection
+from bert_jax.interop.huggingface_reading import CONFIG, ForeignCheckpoint
 from bert_jax.interop.tensorflow_checkpoints import belongs_to, prefix_name
 from bert_jax.interop.weight_files import TENSORFLOW_INDEX, WHOLE, find_weights
 from bert_jax.text.conversion import open_folder
@@ -57,7 +58,7 @@ def import_checkpoint(
     log.info("Reading %s", source)
     place = _locate(remote.parse_path(source))
     with _on_this_machine(place) as local:
-        found = _read(place, local, lowercase, Selection(layers, tuple(drop)))
+        found = _read(place, local, lowercase=lowercase, layers=layers, drop=drop)
         parameters = found.read_parameters()
     sizes = [{"path": name, "bytes": size} for name, size in sorted(place.needed().items())]
     log.info("Writing %s", folder)
@@ -111,7 +112,7 @@ def open_source(location: str) -> ForeignCheckpoint:
     log.info("Reading %s", location)
     place = _locate(path)
     with _on_this_machine(place) as folder:
-        found = _read(place, folder, None, ALL)
+        found = _read(place, folder)
         if remote.is_remote(path):  # whose local copy is deleted below
             return dataclasses.replace(found, path=path, read_parameters=partial(dict, found.read_parameters()))
     return dataclasses.replace(found, path=path)
@@ -174,7 +175,7 @@ def _on_this_machine(place: _Place) -> Iterator[epath.Path]:
             raise InputError(str(error).replace(str(local), str(folder))) from error
 
 
-def _read(place: _Place, folder: epath.Path, lowercase: bool | None, selection: Selection) -> ForeignCheckpoint:
+def _read(place: _Place, folder: epath.Path, **options: Any) -> ForeignCheckpoint:
     """Describes the model of a place in a local folder. InputError if there is none."""
     if not place.weights:
         raise InputError(
@@ -183,9 +184,9 @@ def _read(place: _Place, folder: epath.Path, lowercase: bool | None, selection: 
         )
     if place.weights[0].endswith(TENSORFLOW_INDEX):
         prefix = tensorflow_checkpoints.choose_prefix(folder, place.weights)
-        return tensorflow_checkpoints.read(prefix, lowercase=lowercase, selection=selection)
+        return tensorflow_checkpoints.read(prefix, **options)
     if len(place.weights) > 1:
         raise InputError(f"{folder}: found several files of weights, {', '.join(place.weights)}; give one of them")
     if CONFIG not in place.sizes:
         raise InputError(f"{folder}: {CONFIG} not found; copy it from the source of the weights")
-    return huggingface_reading.read(folder / place.weights[0], lowercase=lowercase, selection=selection)
+    return huggingface_reading.read(folder / place.weights[0], **options)

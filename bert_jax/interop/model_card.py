@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from flax.traverse_util import flatten_dict
 
 from bert_jax import __version__
 from bert_jax.files import remote
@@ -109,9 +110,8 @@ def model_card(
     ]
     if names := task.get("classes") or task.get("tags"):
         lines.append(f"\n## Labels\n\n{', '.join(f'`{label}`' for label in names)}")
-    settings = [
-        f"| `{key}` | {value} |" for key in _SETTINGS if (value := _setting(checkpoint.config, key)) is not None
-    ]
+    config_keys = flatten_dict(checkpoint.config, sep=".")
+    settings = [f"| `{key}` | {config_keys[key]} |" for key in _SETTINGS if config_keys.get(key) is not None]
     if settings:
         lines += ["\n## Training\n\n| setting | value |\n| --- | --- |", *settings]
     if scores:
@@ -131,10 +131,3 @@ def _model_index(name: str, pipeline: str | None, scores: Sequence[tuple[str, st
         for split in dict.fromkeys(split for split, _, _ in scores)
     ]
     return [{"name": name, "results": results}] if pipeline and results else []
-
-
-def _setting(config: Mapping[str, Any], key: str) -> Any:
-    value: Any = config
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value

@@ -13,7 +13,7 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.extras import install_hint
-from bert_jax.interop.huggingface_reading import ALL, ForeignCheckpoint, Selection, assemble, bert_config, drop_weights
+from bert_jax.interop.huggingface_reading import ForeignCheckpoint, assemble, bert_config, drop_weights
 from bert_jax.interop.tensorflow_names import VALUE, canonical_names, flat_shape, is_training_state
 from bert_jax.interop.weight_files import TENSORFLOW_INDEX, StoredWeight, read_json
 from bert_jax.model import BertConfig
@@ -54,12 +54,14 @@ def choose_prefix(folder: epath.Path, indices: Sequence[str]) -> epath.Path:
     return folder / prefix_name(name)
 
 
-def read(prefix: epath.Path, *, lowercase: bool | None = None, selection: Selection = ALL) -> ForeignCheckpoint:
+def read(
+    prefix: epath.Path, *, lowercase: bool | None = None, layers: Sequence[int] | None = None, drop: Sequence[str] = ()
+) -> ForeignCheckpoint:
     """Reads the checkpoint `prefix`, with `bert_config.json` and `vocab.txt` in its folder.
 
     `hidden_act` "gelu" is read as "gelu_new": it is the tanh form in the code that wrote these checkpoints. Slots of
     optimizers are skipped. `lowercase` None takes `do_lower_case` of `tokenizer_config.json`, or the case in the
-    folder's name.
+    folder's name. For `layers` and `drop` see `import_checkpoint`.
 
     Raises InputError if a file is missing, TensorFlow is not installed, the case is unknown, or a weight of BERT is
     missing, unexpected or of another shape.
@@ -82,8 +84,8 @@ def read(prefix: epath.Path, *, lowercase: bool | None = None, selection: Select
     for name, other in canonical_names([*variables], config).items():
         shape, dtype = variables[name]
         weights[other] = _weight(prefix, name, flat_shape(other, shape, config), dtype, partial(reader, name))
-    weights = drop_weights(prefix, weights, selection.drop)
-    return assemble(path, config, tokenizer, weights, layers=selection.layers)
+    weights = drop_weights(prefix, weights, drop)
+    return assemble(path, config, tokenizer, weights, layers=layers)
 
 
 def _weight(
