@@ -46,8 +46,8 @@ def prepare(folder: Path, data: Path, task_name: str, model: str, examples: int)
     from etils import epath
 
     from bert_jax.config import load_config
-    from bert_jax.finetuning.inputs.task_files import BadRows
-    from bert_jax.finetuning.tasks import glue
+    from bert_jax.finetuning.rows import BadRows
+    from bert_jax.finetuning.tasks.glue import GlueTask
     from bert_jax.interop import huggingface
     from bert_jax.model import BertConfig, initialize, parameter_count
     from bert_jax.model.bert import HEADS
@@ -55,12 +55,13 @@ def prepare(folder: Path, data: Path, task_name: str, model: str, examples: int)
     from bert_jax.text.conversion import convert_vocabulary
     from bert_jax.training.checkpoints import open_checkpoint, save_parameters
 
-    task = glue.get_task(task_name)
-    rows = glue.read_split(data / "glue", task, "train", BadRows())[:examples]
+    task = GlueTask.of(task_name)
+    rows = task.read(task.find(str(data / "glue"), {})["train"], BadRows(), split="train")[:examples]
     with (folder / ROWS).open("w") as file:
         for row in rows:
             pair = {} if row.text_b is None else {"text_pair": row.text_b}
-            file.write(json.dumps({"text": row.text_a, **pair, "label": row.label}) + "\n")
+            label = row.label if task.regression else task.classes.index(row.label)
+            file.write(json.dumps({"text": row.text_a, **pair, "label": label}) + "\n")
     tokenizer = convert_vocabulary(str(data / "vocab" / "bert-base-uncased-vocab.txt"))
     config = BertConfig(**{**to_dict(load_config(model).model), "vocab_size": tokenizer.vocab_size})
     _, parameters = jax.jit(lambda: initialize(config, jax.random.key(0)))()
@@ -69,7 +70,7 @@ def prepare(folder: Path, data: Path, task_name: str, model: str, examples: int)
     )  # fmt: skip
     huggingface.export(open_checkpoint(str(folder / CHECKPOINT)), str(folder / EXPORTED))
     return {
-        "examples": len(rows), "is_pair": rows[0].text_b is not None, "labels": len(task.labels) or 1,
+        "examples": len(rows), "is_pair": rows[0].text_b is not None, "labels": len(task.classes) or 1,
         "regression": task.regression, "parameters": parameter_count(config),
     }  # fmt: skip
 

@@ -21,7 +21,7 @@ from bert_jax.ahead_of_time.target import open_target, out_of_memory
 from bert_jax.batch import pretraining_shapes
 from bert_jax.config import FinetuneConfig, PretrainConfig, load_config
 from bert_jax.config_keys import MeshKeys
-from bert_jax.finetuning import finetune
+from bert_jax.finetuning import run
 from bert_jax.finetuning.forward import run_model
 from bert_jax.inference.features import select_hidden_states
 from bert_jax.inference.pretrained import top_words
@@ -142,13 +142,13 @@ def programs(
             tuning_step, mesh, task, model, head, abstract_batch(mesh, examples, batch_size=rows)
         )
         found[f"finetune, predict: {name}"] = functools.partial(
-            forward, mesh, rows, run_model, **finetune.build_settings(task, mesh, model, head)
+            forward, mesh, rows, run_model, **run.build_settings(task, mesh, model, head)
         )
     return found
 
 
 def tuning_step(mesh: Mesh, config: PretrainConfig, model: BertConfig, head: TaskHead, batch: Any) -> Any:
-    spec, step = finetune.plan_step(mesh, config, model, head, 100)
+    spec, step = run.plan_step(mesh, config, model, head, 100)
     return mesh, step, spec.abstract, batch
 
 

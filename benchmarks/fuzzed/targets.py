@@ -100,39 +100,39 @@ def _overrides(path: Path) -> None:
 
 
 def _rows(path: Path) -> None:
-    from bert_jax.finetuning.inputs.task_files import BadRows
-    from bert_jax.finetuning.inputs.text_files import read_texts
+    from bert_jax.finetuning.rows import BadRows
+    from bert_jax.finetuning.tasks.text import TextTask
 
-    read_texts(path, BadRows(quiet=True))
+    TextTask().read_training(str(path), BadRows())
 
 
 def _glue(path: Path) -> None:
-    from bert_jax.finetuning.inputs.task_files import BadRows
-    from bert_jax.finetuning.tasks import glue
+    from bert_jax.finetuning.rows import BadRows
+    from bert_jax.finetuning.tasks.glue import GlueTask
 
-    glue.read_file(str(path), glue.get_task("mrpc"), "dev", BadRows(quiet=True))
+    GlueTask.of("mrpc").read(str(path), BadRows(), split="dev")
 
 
 def _conll(path: Path) -> None:
-    from bert_jax.finetuning.inputs.conll import entity_scores, read_conll
-    from bert_jax.finetuning.inputs.task_files import BadRows
+    from bert_jax.finetuning.rows import BadRows
+    from bert_jax.finetuning.tasks.ner import NerTask, entity_scores
 
-    tags = [sentence.tags or () for sentence in read_conll(path, BadRows(quiet=True))]
+    tags = [sentence.tags or () for sentence in NerTask().read(str(path), BadRows())]
     entity_scores(tags, tags)
 
 
 def _squad(path: Path) -> None:
-    from bert_jax.finetuning.inputs.squad_files import read_questions
-    from bert_jax.finetuning.inputs.task_files import BadRows
+    from bert_jax.finetuning.rows import BadRows
+    from bert_jax.finetuning.tasks.squad_files import read_questions
 
-    read_questions(path, BadRows(quiet=True), training=True)
+    read_questions(path, BadRows(), training=True)
 
 
 def _choices(path: Path) -> None:
-    from bert_jax.finetuning.inputs.choice_files import read_choices
-    from bert_jax.finetuning.inputs.task_files import BadRows
+    from bert_jax.finetuning.rows import BadRows
+    from bert_jax.finetuning.tasks.choice import ChoiceTask
 
-    read_choices(path, BadRows(quiet=True))
+    ChoiceTask().read(str(path), BadRows())
 
 
 def _squad_json() -> list[bytes]:

@@ -113,11 +113,9 @@ def finetune(
     """
     from bert_jax.finetuning import finetune as training
     from bert_jax.finetuning.results import unscored
-    from bert_jax.finetuning.search import is_search, search
 
     config = with_values(config, {"data.strict": True} if strict else {})
-    run = search if is_search(config) else training.finetune
-    return Result(run(config, workdir, stop=stop, bars=bars) or unscored(workdir))
+    return Result(training.finetune(config, workdir, stop=stop, bars=bars) or unscored(workdir))
 
 
 @command

@@ -1,10 +1,12 @@
 """Rows of tables: JSON lines, CSV and TSV from lines, Parquet and Arrow by pyarrow.
 
 A row is read whole, or it is a BadRow, in its place: its reader decides whether to refuse it or to count it. Lines are
-(position, bytes) pairs; a row has the position of its first line.
+(position, bytes) pairs; a row has the position of its first line. `read_table` reads all columns of a file of any of
+these formats; corpora read slices of files, of one column.
 """
 
 import csv
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,9 +31,56 @@ Lines = Iterable[tuple[int, bytes]]
 
 @dataclass(frozen=True)
 class BadRow:
-    """Row that cannot be read; `problem` says why."""
+    """Row that cannot be read; `problem` says why. `is_rest`: it is all that is left of the file."""
 
     problem: str
+    is_rest: bool = False
+
+
+def read_table(
+    path: str, names: Sequence[str] = (), *, kind: str = ""
+) -> Iterator[tuple[int | str, dict[str, Any] | BadRow]]:
+    """Yields (position, value by column) of each row of a file; the position is a line, from 1, or such as "row 3".
+
+    Args:
+      path: the file; text may be compressed.
+      names: the columns of a CSV or TSV without a header line.
+      kind: the format; by default that of the file's name, see `text_files.named_format`.
+
+    Raises:
+      InputError: a name of no format; a file that cannot be read, is empty or is not UTF-8; a header with two columns
+        of one name; or a quote that is never closed.
+    """
+    kind = kind or text_files.named_format(path)
+    if not kind:
+        raise InputError(
+            f"{path}: unknown format; expected a name ending in .csv, .tsv, .jsonl, .parquet or .arrow; text may be "
+            f"compressed ({', '.join(text_files.COMPRESSED)})"
+        )
+    if kind in ("parquet", "arrow"):
+        with columnar_file(path, kind) as file:
+            yield from file.rows()
+        return
+    text_files.text_format(path)  # refuses what is not text
+    lines = ((number, line) for number, (_, line) in enumerate(text_files.lines_from(path, 0, None), 1))
+    utf8 = Utf8()
+    if kind == "json":
+        yield from json_rows(lines, utf8)
+        return
+    quotes, separator = kind == "csv", "\t"
+    if not names:
+        _, header = next(lines, (1, b""))
+        if not header.strip():
+            raise InputError(f"{path}:1: the file is empty; expected a header line with the names of the columns")
+        separator = separator_of(kind, header)
+        try:
+            names = column_names(header, separator, utf8, quotes=quotes)
+        except ValueError as error:
+            raise InputError(f"{path}:1: {error}") from error
+    for line, row in separated_rows(lines, separator, names, utf8, quotes=quotes):
+        if isinstance(row, BadRow) and row.is_rest:
+            raise InputError(f"{path}:{line}: {row.problem}")
+        yield line, row
 
 
 # --- JSON lines ------------------------------------------------------------------------------------------------------
@@ -131,10 +180,10 @@ def _quoted(lines: Lines, separator: str, utf8: Utf8) -> Iterator[tuple[int, lis
     pyarrow takes a quote that is closed in a later row, or never, for one field: the rows between are merged silently.
     After a row that is not CSV, the next line begins a row.
     """
-    begin, taken, invalid = 0, 0, ""  # of the current row
+    begin, taken, invalid, is_over = 0, 0, "", False  # of the current row
 
     def decoded() -> Iterator[str]:
-        nonlocal begin, taken, invalid
+        nonlocal begin, taken, invalid, is_over
         for position, line in lines:
             begin, taken = begin if taken else position, taken + 1
             try:
@@ -143,6 +192,7 @@ def _quoted(lines: Lines, separator: str, utf8: Utf8) -> Iterator[tuple[int, lis
                 text = line.decode("utf-8", "replace")
                 invalid = invalid or f"line {taken} of the row is {error}"
             yield text + "\n"
+        is_over = True
 
     csv.field_size_limit(text_files.MAX_LINE_BYTES // 4)  # characters; `csv` holds 4 bytes for each
     texts = decoded()
@@ -153,7 +203,7 @@ def _quoted(lines: Lines, separator: str, utf8: Utf8) -> Iterator[tuple[int, lis
             row = next(reader, None)
         except csv.Error as error:
             fix = 'close its quotes, and write a quote within a field as ""'
-            yield begin, BadRow(f"not a row of CSV ({error}, after {taken} line(s)); {fix}")
+            yield begin, BadRow(f"not a row of CSV ({error}, after {taken} line(s)); {fix}", is_over)
             reader = csv.reader(texts, delimiter=separator, strict=True)
             continue
         if row is None:
@@ -199,6 +249,10 @@ class ParquetFile:
                 yield "row ", row, _column(batch, column)
                 row += len(batch)
 
+    def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yields ("row N", value by column) of each row."""
+        return _numbered(self._file.iter_batches(_BATCH_ROWS, use_threads=False))
+
 
 class ArrowFile:
     """Open Arrow file, or stream such as `datasets.Dataset.save_to_disk` writes; memory holds a record batch.
@@ -234,6 +288,16 @@ class ArrowFile:
             values = _column(batch, column)
             for first in range(0, len(values), _BATCH_ROWS):
                 yield f"record batch {number}, row ", first + 1, values.slice(first, _BATCH_ROWS)
+
+    def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yields ("row N", value by column) of each row."""
+        reader = self._open()
+        return _numbered((reader.get_batch(number) for number in range(len(self.weights))) if self.weights else reader)
+
+
+def _numbered(batches: "Iterable[pa.RecordBatch]") -> Iterator[tuple[str, dict[str, Any]]]:
+    rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+    return ((f"row {number}", row) for number, row in enumerate(rows, 1))
 
 
 @contextmanager

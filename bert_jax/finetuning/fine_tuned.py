@@ -1,6 +1,5 @@
 """Fine-tuned checkpoints: loading, prediction for a file, and scoring on labelled files."""
 
-import logging
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -10,25 +9,19 @@ import jax
 import numpy as np
 from etils import epath
 
-from bert_jax.config_keys import TaskKeys
 from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.finetuning.forward import LoadedModel, load_model
-from bert_jax.finetuning.inputs.batching import Encoding
-from bert_jax.finetuning.inputs.task_files import BadRows
-from bert_jax.finetuning.prediction_files import write_predictions
-from bert_jax.finetuning.results import RESULT_FILE, describe_result, read_result
-from bert_jax.finetuning.task import Split, with_main_metric
-from bert_jax.finetuning.task_kinds import TASK_KINDS, Record, TrainedTask
+from bert_jax.finetuning.results import describe_result
+from bert_jax.finetuning.rows import BadRows, format_predictions
+from bert_jax.finetuning.task import Split, make_split
+from bert_jax.finetuning.tasks.kinds import task_of
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import Bars, silent
-from bert_jax.sections import to_dict
 from bert_jax.training.checkpoints import Checkpoint
 from bert_jax.training.evaluation import check_batch_size
 from bert_jax.training.train_step import compute_dtype
-
-log = logging.getLogger(__name__)
 
 
 def open_model(
@@ -43,39 +36,19 @@ def open_model(
     )  # fmt: skip
 
 
-def trained_task(found: Checkpoint) -> TrainedTask:
-    """Returns the task of a fine-tuned checkpoint. InputError if it is not fine-tuned, or has an unknown task."""
-    if found.task is None:
-        raise InputError(f"{found.path}: not a fine-tuned checkpoint; give the --workdir of `bert-jax finetune`")
-    kind = TASK_KINDS.get(found.task["name"].partition("/")[0])
-    if kind is None:
-        raise InputError(f"{found.path}: unknown task {found.task['name']!r}; expected one of {', '.join(TASK_KINDS)}")
-    last_position = found.bert_config.is_decoder
-    return kind.from_record(_record(found), Encoding(found.tokenizer, found.task["max_seq_len"], last_position))
+def predict_texts(
+    found: Checkpoint, model: LoadedModel, texts: Sequence[str], pairs: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """Returns the prediction for each text with its pair or None, as `predict` writes them, without `id`.
 
-
-def _record(found: Checkpoint) -> Record:
-    """Returns a checkpoint's record, completed from its run's config and then the defaults: old records lack keys."""
-    defaults = to_dict(TaskKeys())
-    threshold = _null_threshold(found)
-    return {**defaults, **found.config.get("task", {}), "null_threshold": threshold, **(found.task or {})}
-
-
-def _null_threshold(found: Checkpoint) -> float | None:
-    """Returns the null odds, tuned on dev by the run, above which SQuAD 2.0 has no answer; None if unknown."""
-    path = found.path.parent.parent / RESULT_FILE
-    task = found.task or {}
-    if task["name"] != "squad/2.0" or "null_threshold" in task:
-        return None
-    result = read_result(path) if remote.exists(path) else {}
-    if result.get("step") != found.step or not result.get("scores"):
-        log.warning(
-            "%s: null threshold not found in %s; predictions use 0, scores the best threshold for the scored data",
-            found.path,
-            RESULT_FILE,
-        )
-        return None
-    return float(next(iter(result["scores"].values()))["best_f1_thresh"])
+    Raises InputError if the task does not support the texts.
+    """
+    task = task_of(found)
+    split = make_split(
+        task, "given", task.from_texts(texts, pairs), found.tokenizer, last_position=found.bert_config.is_decoder
+    )
+    predictions = task.predictions(split, model.outputs(split.encoded))
+    return [{key: value for key, value in prediction.items() if key != "id"} for prediction in predictions]
 
 
 def predict(
@@ -91,7 +64,7 @@ def predict(
 ) -> int:
     """Writes the prediction for each example of `source`, in its order, and returns the number of examples.
 
-    Each is a JSON line, or a row of a table if the name of `output` ends in .csv or .tsv (see `prediction_files`). It
+    Each is a JSON line, or a row of a table if the name of `output` ends in .csv or .tsv (see `format_predictions`). It
     has the `id` of its row (the column id, idx, guid or index, else the row's number) and `prediction`, and by kind of
     task:
 
@@ -107,7 +80,8 @@ def predict(
 
     Args:
       found: a fine-tuned checkpoint.
-      source: a file in the training file's format, labels ignored. For a tagger also plain text, one sentence per line.
+      source: a file in the training file's format, labels ignored. For a tagger also plain text (.txt), one sentence
+        per line.
       output: the file to write; its folder is created if missing.
       texts: one or two text columns; by default those of the training file.
       with_text: write the texts of each example, too.
@@ -120,20 +94,17 @@ def predict(
         (one or two texts per row, the number of endings).
     """
     check_batch_size(batch_size)
-    task = trained_task(found)
-    bad_rows = BadRows(strict=strict)
-    examples = task.read(source, bad_rows, labelled=False, columns=texts)
+    task, bad_rows = task_of(found), BadRows(strict=strict)
+    examples = task.read(source, bad_rows, labels="ignored", columns=texts)
     bad_rows.report()
     atomic.make_folder(epath.Path(output).parent)
     model = open_model(found, batch_size=batch_size, dtype=found.config.get("dtype", "auto"))
-    (split,) = task.make_task({"input": examples}, {}).splits()
-    outputs = _outputs(model, split, bars, "predict")
-    predictions = split.predictions(outputs)
+    split = make_split(task, "input", examples, found.tokenizer, last_position=found.bert_config.is_decoder)
+    predictions = task.predictions(split, _outputs(model, split, bars, "predict"))
     if with_text:
-        both = zip(predictions, split.inputs(), strict=True)
-        predictions = [{"id": prediction["id"], **text, **prediction} for prediction, text in both]
-    with atomic.whole_file(output) as file:
-        write_predictions(file, output, predictions)
+        both = zip(predictions, examples, strict=True)
+        predictions = [{"id": row["id"], **task.texts_of(example), **row} for row, example in both]
+    atomic.write_whole(epath.Path(output), format_predictions(output, predictions))
     return len(examples)
 
 
@@ -144,7 +115,7 @@ def evaluate_finetuned(found: Checkpoint, data: str, *, batch_size: int = 64, ba
 
     Args:
       found: a fine-tuned checkpoint.
-      data: a labelled file in the training file's format, or a folder of such files under their usual names.
+      data: a labelled file in the training file's format, or a folder with dev files under their usual names.
       batch_size: examples per batch.
       bars: creates progress bars.
 
@@ -153,28 +124,30 @@ def evaluate_finetuned(found: Checkpoint, data: str, *, batch_size: int = 64, ba
         is missing or unknown to the model.
     """
     check_batch_size(batch_size)
-    task = trained_task(found)
+    task, bad_rows = task_of(found), BadRows(strict_labels=True)
+    file_name = Path(data).name
     is_folder = is_tfds(data) or remote.parse_path(data).is_dir()
-    files = task.files(data) if is_folder else {"": data}
-    bad_rows = BadRows(strict_labels=True)
-    examples, skipped = {}, {}
-    for split_name, path in files.items():
-        file_name = Path(path).name
-        name = split_name or ("train_file" if file_name == "train" else file_name)  # a split `train` is not scored
-        examples[name] = task.read(path, bad_rows, split=split_name, labelled=True)
-        skipped[name] = bad_rows.take_reasons()
+    files = {"train_file" if file_name == "train" else file_name: data}  # a split `train` is not scored
+    if is_folder:
+        files = {split: path for split, path in task.find(data, {}).items() if split.startswith("dev")}
+    if not files:
+        usual = [name for split, names in task.usual_files.items() if split.startswith("dev") for name in names]
+        raise InputError(f"--data={data}: expected a labelled file, got a folder without {', '.join(usual) or 'one'}")
+    splits = []
+    for name, path in files.items():
+        examples = task.read(path, bad_rows, split=name if is_folder else "")
+        bad_rows.warn_of_labels(path, task.unknown_labels(examples))
+        left_out, last_position = bad_rows.take_reasons(), found.bert_config.is_decoder
+        split = make_split(
+            task, name, examples, found.tokenizer, labels="required", last_position=last_position, left_out=left_out
+        )
+        splits.append(split)
     bad_rows.report()
-    scored = with_main_metric(task.make_task(examples, skipped), _record(found)["main_metric"])
     model = open_model(found, batch_size=batch_size, dtype=found.config.get("dtype", "auto"))
-    scores: dict[str, dict[str, float]] = {}
-    splits = scored.splits()
-    for split in splits:
-        if split.score is None:
-            raise InputError(f"{files[split.name]}: labels not found; scoring requires them")
-        scores[split.name] = split.score(_outputs(model, split, bars, split.name))
-    return describe_result(scored, splits, found.step, scores)
+    scores = {split.name: task.score(split, _outputs(model, split, bars, split.name)) for split in splits}
+    return describe_result(task, splits, found.step, scores)
 
 
 def _outputs(model: LoadedModel, split: Split, bars: Bars, title: str) -> list[np.ndarray]:
-    with closing(bars(total=model.predictor.batches(split.examples), desc=title, unit="batch")) as bar:
-        return model.outputs(split.examples, lambda: bar.update(1))
+    with closing(bars(total=model.predictor.batches(split.encoded), desc=title, unit="batch")) as bar:
+        return model.outputs(split.encoded, lambda: bar.update(1))

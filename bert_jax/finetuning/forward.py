@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 from bert_jax.batch import Batch, map_arrays
 from bert_jax.config_keys import MeshKeys
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.batching import EncodedExamples, in_order
+from bert_jax.finetuning.batches import EncodedExamples, in_order
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.parallel.host_batches import put_batch, rows_here

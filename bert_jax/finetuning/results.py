@@ -90,12 +90,12 @@ class BestStep:
 
 def scoring_warnings(splits: Sequence[Split]) -> list[str]:
     """Returns warnings for the start of a run: no split can be scored, or some rows cannot."""
-    scored = [split for split in splits if split.score is not None]
+    scored = [split for split in splits if split.is_labelled]
     if not scored:
         return ["No split has labels, so that nothing is scored; set task.dev to a labelled file"]
     return [
         f"Split {split.name}: {sum(split.left_out.values())} rows are not scored ({_listed(split.left_out)}), "
-        f"{split.scorable} are scored"
+        f"{len(split.examples)} are scored"
         for split in scored if split.left_out
     ]  # fmt: skip
 
@@ -124,10 +124,10 @@ def describe_result(
     `positive_label`.
     """
     rows = {
-        split.name: {"scored": split.scorable, "left_out": dict(split.left_out)}
+        split.name: {"scored": len(split.examples), "left_out": dict(split.left_out)}
         for split in splits if split.name in scores
     }  # fmt: skip
-    positive = {} if task.positive_label is None else {"positive_label": task.positive_label}
+    positive = {} if task.positive is None else {"positive_label": task.positive}
     return {
         "format_version": RESULT_VERSION, "task": task.name, "main_metric": task.main_metric, **positive, "step": step,
         "scores": dict(scores), "rows": rows,

@@ -34,8 +34,8 @@ from bert_jax.batch import Batch
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.text_files import Utf8, decode_line, lines_from, named_format, text_format
+from bert_jax.finetuning.batches import EncodedExamples
 from bert_jax.finetuning.forward import Forward, LoadedModel, check_segments, load_model
-from bert_jax.finetuning.inputs.batching import EncodedExamples
 from bert_jax.inference.opening import open_model_of
 from bert_jax.inference.text_encoder import check_pool, pool_hidden_states
 from bert_jax.model import BertConfig, BertForPreTraining

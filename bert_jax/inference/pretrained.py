@@ -11,9 +11,8 @@ from flax import nnx
 
 from bert_jax.batch import Batch
 from bert_jax.errors import InputError
-from bert_jax.finetuning.fine_tuned import open_model, trained_task
+from bert_jax.finetuning.fine_tuned import open_model, predict_texts
 from bert_jax.finetuning.forward import load_model
-from bert_jax.finetuning.task_kinds import TrainedTask
 from bert_jax.inference.opening import open_model_of
 from bert_jax.inference.text_encoder import Pairs, TextModel, Texts, align_pairs, check_text, text_states
 from bert_jax.model.bert import Parameters
@@ -50,10 +49,6 @@ class FineTuned(TextModel):
     record: Mapping[str, Any]
     _checkpoint: Checkpoint = field(repr=False)
 
-    @functools.cached_property
-    def _task(self) -> TrainedTask:
-        return trained_task(self._checkpoint)
-
     def _pools_last(self) -> bool:
         return self.config.is_decoder
 
@@ -75,13 +70,7 @@ class FineTuned(TextModel):
             for part in one if self.record["kind"] == "choose" and isinstance(one, (list, tuple)) else [one]:
                 if part is not None:
                     check_text(part)
-        is_pair = self.record.get("is_pair")
-        if any((one is None) != (pairs[0] is None) for one in pairs) or is_pair not in (None, pairs[0] is not None):
-            expected = {True: "one for each text", False: "none", None: "one for each text, or none"}[is_pair]
-            raise InputError(f"pair: expected {expected}, got {sum(one is not None for one in pairs)}")
-        (split,) = self._task.make_task({"given": self._task.from_texts(texts, pairs)}, {}).splits()
-        predictions = split.predictions(self._running.outputs(split.examples))
-        return [{key: value for key, value in prediction.items() if key != "id"} for prediction in predictions]
+        return predict_texts(self._checkpoint, self._running, texts, pairs)
 
 
 def load(checkpoint: str, *, step: int | None = None) -> PreTrained | FineTuned:

@@ -12,8 +12,8 @@ import numpy as np
 
 from bert_jax.batch import Batch, map_arrays
 from bert_jax.errors import InputError
+from bert_jax.finetuning.batches import EncodedExamples
 from bert_jax.finetuning.forward import LoadedModel, check_segments
-from bert_jax.finetuning.inputs.batching import EncodedExamples
 from bert_jax.model import BertConfig
 from bert_jax.text.sequences import EncodedSequence, encode_sequence, pad_sequences
 from bert_jax.text.tokenizer import Tokenizer

@@ -13,7 +13,7 @@ from typing import Any
 from etils import epath
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.tasks.glue import get_task
+from bert_jax.finetuning.tasks.glue import GlueTask
 from bert_jax.model.bert import HEADS
 from bert_jax.model.task_heads import TaskHead
 from bert_jax.training.checkpoints import Checkpoint
@@ -24,9 +24,7 @@ RECORD = "bert_jax_task"
 """The key of `config.json` with the settings of a task that `transformers` has no field for."""
 
 _SQUAD_TOKENS = 384  # of a window, as the paper and the pipeline of transformers have it
-_ELSEWHERE = (  # keys of a record that follow from others of `config.json`, the weights and the tokenizer
-    "kind", "classes", "tags", "max_seq_len", "bilstm", "bilstm_layers", "features",
-)  # fmt: skip
+_FIELDS_OF_TRANSFORMERS = ("classes", "tags", "max_seq_len")
 _NOT_HONOURED: dict[str, tuple[Any, ...]] = {  # fields of config.json: the supported values
     "model_type": (None, "bert"),
     "position_embedding_type": (None, "absolute"),
@@ -105,8 +103,7 @@ def architecture_of(checkpoint: Checkpoint) -> str:
 
 def task_config(task: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of `config.json` that a checkpoint's task has."""
-    size = {"size": task["size"]} if task["kind"] == "choose" else {}  # the number of endings is in no weight
-    record = {name: value for name, value in task.items() if name not in (*_ELSEWHERE, "size")}
+    record = {name: value for name, value in task.items() if name not in _FIELDS_OF_TRANSFORMERS}
     if task["kind"] == "regress":
         labels: dict[str, Any] = {"id2label": {"0": "score"}, "label2id": {"score": 0}, "problem_type": "regression"}
     elif names := task.get("classes") or task.get("tags"):
@@ -114,7 +111,7 @@ def task_config(task: Mapping[str, Any]) -> dict[str, Any]:
         labels = {"id2label": by_number, "label2id": {name: number for number, name in enumerate(names)}}
     else:
         labels = {}
-    return {**labels, RECORD: {**record, **size}}
+    return {**labels, RECORD: record}
 
 
 def read_task(
@@ -136,6 +133,9 @@ def read_task(
     own = values.get(RECORD)
     if own is not None and not (isinstance(own, dict) and isinstance(own.get("name"), str)):
         raise InputError(f"{path}: {RECORD}={own!r:.60}: expected an object with a name; delete this key")
+    if own is not None and own.get("kind") != kind:
+        log.warning("%s: %s is of another class than %s, and is not read", path, RECORD, name)
+        own = None
     size, longest = outputs, model_max_length
     if kind == "choose":
         size = own.get("size", 0) if own else 0  # 0: any number of endings
@@ -148,20 +148,12 @@ def read_task(
         settings = {**(own or {"name": "ner"}), "tags": _label_names(path, values, outputs)}
     else:
         classes = _label_names(path, values, outputs) if kind == "classify" else []
-        settings = _with_classes(path, own or {"name": "text", "texts": [], "id": "id"}, classes)
+        benchmark, _, task = own["name"].partition("/") if own else ("", "", "")
+        if benchmark == "glue" and [*GlueTask.of(task).classes] != classes:
+            log.warning("%s: id2label has other labels than %s, whose settings are not read", path, benchmark)
+            own = None
+        settings = {**(own or {"name": "text"}), "classes": classes}
     return {**settings, **TaskHead(kind, size).to_dict(), "max_seq_len": longest}
-
-
-def _with_classes(path: epath.Path, settings: Mapping[str, Any], classes: list[str]) -> dict[str, Any]:
-    """Returns the settings for classes of these names, without what other classes were meant by."""
-    result = {**settings, "classes": classes}
-    benchmark, _, task = result["name"].partition("/")
-    if benchmark == "glue" and list(get_task(task).labels) != classes:
-        log.warning("%s: id2label has other labels than %s: the model is read as one of texts", path, result["name"])
-        result["name"] = "text"
-    if result.get("positive_label") not in (None, *classes):
-        log.warning("%s: id2label lacks positive_label=%s, which is dropped", path, result.pop("positive_label"))
-    return result
 
 
 def _kind(path: epath.Path, name: str, values: Mapping[str, Any], outputs: int) -> str:

@@ -17,7 +17,7 @@ from bert_jax.files.atomic import new_folder, whole_folder
 from bert_jax.interop.architectures import ARCHITECTURES, architecture_of, task_config
 from bert_jax.interop.huggingface_reading import CONFIG
 from bert_jax.interop.huggingface_weights import layout, model_settings, state_dict
-from bert_jax.interop.model_card import CARD, Publication, model_card, read_results
+from bert_jax.interop.model_card import CARD, Publication, model_card
 from bert_jax.interop.weight_files import WHOLE, read_json
 from bert_jax.model.task_heads import TaskHead
 from bert_jax.text.conversion import VOCABULARY
@@ -150,7 +150,7 @@ def _export(
     longest = task["max_seq_len"] if task else config.max_position_embeddings
     described = {
         "architectures": [architecture], "model_type": "bert", **config.to_dict(), "pad_token_id": tokenizer.pad_id,
-        "dtype": "float32", **(task_config({**task, **_null_threshold(checkpoint)}) if task else {}),
+        "dtype": "float32", **(task_config(task) if task else {}),
     }  # fmt: skip
     card = model_card(
         checkpoint, architecture, name, publication or Publication(), revision=revision,
@@ -166,11 +166,3 @@ def _export(
         os.chmod(partial / WHOLE, os.stat(partial / CONFIG).st_mode & 0o777)  # save_file makes it 0600
         provenance.append(partial, provenance.record({"checkpoint": checkpoint.reference()}))
     return architecture
-
-
-def _null_threshold(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Returns the odds above which SQuAD 2.0 has no answer, which the run tuned on its first scored split."""
-    if (checkpoint.task or {})["name"] != "squad/2.0":
-        return {}
-    first = next((metrics for _, metrics in read_results(checkpoint)), {})
-    return {"null_threshold": first["best_f1_thresh"]} if "best_f1_thresh" in first else {}

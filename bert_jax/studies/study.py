@@ -29,10 +29,9 @@ from bert_jax.config_keys import FinetuneConfig, PretrainConfig, StudyConfig, St
 from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, provenance, remote
-from bert_jax.finetuning.inputs.batching import Encoding
-from bert_jax.finetuning.search import SEARCH_FILE, planned_runs, search
-from bert_jax.finetuning.task_checks import model_of
-from bert_jax.finetuning.task_kinds import read_task
+from bert_jax.finetuning.checks import model_of
+from bert_jax.finetuning.finetune import SEARCH_FILE, planned_runs, search
+from bert_jax.finetuning.tasks.kinds import read_task
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.preemption import StopSignal
@@ -183,8 +182,8 @@ def _read_tasks(rows: Sequence[PlannedRow], folder: epath.Path) -> None:
                 tokenizer = _first_phase(row.pretraining).datasets[0].tokenizer
             tokenizer = tokenizer or open_checkpoint(row.encoder).tokenizer
             with _named(f"task {task.name!r}"):
-                found = read_task(config, Encoding(tokenizer, config.task.max_seq_len))
-                splits = [split.name for split in found.splits() if split.score]
+                found, _, others = read_task(config, tokenizer)
+                splits = [split.name for split in others if split.is_labelled]
                 if not splits:
                     raise InputError(f"no file with labels to score in {config.data.path or 'task.dev'}; set task.dev")
                 known = [f"{split}/{metric}" for split in splits for metric in found.metrics]

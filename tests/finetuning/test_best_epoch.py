@@ -12,10 +12,8 @@ import bert_jax
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned
-from bert_jax.finetuning.finetune import finetune
-from bert_jax.finetuning.inputs.batching import Encoding
-from bert_jax.finetuning.search import search
-from bert_jax.finetuning.task_kinds import read_task
+from bert_jax.finetuning.finetune import finetune, search
+from bert_jax.finetuning.tasks.kinds import read_task
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
 from bert_jax.training.checkpoints import kept_steps, open_checkpoint
@@ -221,13 +219,12 @@ def test_main_metric_of_a_tagger_may_be_that_of_a_type(checkpoint: Path, tmp_pat
     def task_of(metric: str):
         values = {"init": checkpoint, "data.path": tmp_path, "task.main_metric": metric}
         config = load_config("finetune/ner", values, kind=FinetuneConfig)
-        return read_task(config, Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16))
+        task, _, (dev,) = read_task(config, open_checkpoint(str(checkpoint)).tokenizer)
+        return task, dev
 
-    task = task_of("f1_WOOD")
-    (dev,) = task.splits()
-    outside = [[[1.0, *[0.0] * (task.size - 1)]] * len(sequence.input_ids) for sequence in dev.examples.sequences]
-    assert dev.score is not None
-    assert dev.score([np.array(outputs) for outputs in outside])[task.main_metric] == 0.0
+    task, dev = task_of("f1_WOOD")
+    outside = [[[1.0, *[0.0] * (task.size - 1)]] * len(sequence.input_ids) for sequence in dev.encoded.sequences]
+    assert task.score(dev, [np.array(outputs) for outputs in outside])[task.main_metric] == 0.0
     with pytest.raises(InputError, match=r"task\.main_metric=f1_SKY: .*f1, precision, recall, f1_SEA, f1_WOOD"):
         task_of("f1_SKY")
-    assert task_of("").main_metric == "f1"
+    assert task_of("")[0].main_metric == "f1"

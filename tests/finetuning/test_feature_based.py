@@ -16,7 +16,8 @@ from support import helpers, sources
 from bert_jax.cli import main
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
-from bert_jax.finetuning.finetune import finetune, plan_step
+from bert_jax.finetuning.finetune import finetune
+from bert_jax.finetuning.run import plan_step
 from bert_jax.inference import features
 from bert_jax.interop import huggingface
 from bert_jax.model import BertConfig, abstract_parameters, initialize

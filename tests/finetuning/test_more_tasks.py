@@ -11,8 +11,7 @@ from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned, predict
 from bert_jax.finetuning.finetune import finetune
-from bert_jax.finetuning.inputs.batching import Encoding
-from bert_jax.finetuning.task_kinds import TASK_KINDS
+from bert_jax.finetuning.tasks.kinds import read_task
 from bert_jax.sections import with_values
 from bert_jax.training.checkpoints import open_checkpoint
 
@@ -185,7 +184,7 @@ def test_squad_1_wants_answers_and_has_no_test_file(checkpoint: Path, tmp_path: 
     for name, version_2 in (("train", False), ("dev", True)):
         write_squad(tmp_path / f"{name}-v1.1.json", 20, 0, version_2=version_2)
     config = config_of("squad", checkpoint, tmp_path, task__doc_stride=16, task__max_query_length=8)
-    with pytest.raises(InputError, match=r"dev-v1\.1\.json: .*q\d+ .*\d+ .*/squad:2\.0"):
+    with pytest.raises(InputError, match=r"dev-v1\.1\.json: \d+ .*q\d+.*/squad:2\.0"):
         finetune(config, str(tmp_path / "run"))
     config = with_values(config, {"task.test": "test.json"})
     with pytest.raises(InputError, match=r"task\.test=test\.json"):
@@ -200,11 +199,10 @@ def test_files_that_are_not_there_are_named(name, checkpoint: Path, tmp_path: Pa
 
 def test_real_files_become_rows(checkpoint: Path, data_dir: Path):
     tokenizer = open_checkpoint(str(checkpoint)).tokenizer
-    encoding = Encoding(tokenizer, 64)
-    choice = TASK_KINDS["choice"].from_config(config_of("swag", checkpoint, data_dir / "codah"), encoding)
+    choice, train, splits = read_task(config_of("swag", checkpoint, data_dir / "codah"), tokenizer)
     assert choice.size == 4
-    assert sum(map(len, (choice.train(), *(split.examples for split in choice.splits())))) == 2_776
-    ner = TASK_KINDS["ner"].from_config(config_of("ner", checkpoint, data_dir / "wnut17"), encoding)
+    assert sum(len(split.encoded) for split in (train, *splits)) == 2_776
+    ner, train, splits = read_task(config_of("ner", checkpoint, data_dir / "wnut17"), tokenizer)
     assert ner.size == 13
-    assert [split.name for split in ner.splits()] == ["dev", "test"]
-    assert len(ner.train()) >= 3_394
+    assert [(split.name, split.is_labelled) for split in splits] == [("dev", True), ("test", True)]
+    assert len(train.encoded) >= 3_394

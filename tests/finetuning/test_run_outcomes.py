@@ -12,8 +12,7 @@ from bert_jax.errors import BertJaxError, InputError
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.forward import Predictor
-from bert_jax.finetuning.inputs.batching import Encoding
-from bert_jax.finetuning.task_kinds import TASK_KINDS
+from bert_jax.finetuning.tasks.kinds import read_task
 from bert_jax.training.checkpoints import open_checkpoint
 
 TRAIN = "text,label\n" + "the ship .,sea\nthe owl .,night\n" * 8
@@ -79,8 +78,8 @@ def test_a_run_says_which_label_f1_is_of_which_rows_have_no_score_and_predicts_e
 @pytest.mark.parametrize(("given", "said"), [("", "sea"), ("night", "night")])
 def test_f1_is_of_the_label_chosen_or_the_last(given: str, said: str, checkpoint: Path, folder: Path):
     config = config_of(checkpoint, folder, task__positive_label=given)
-    task = TASK_KINDS["text"].from_config(config, Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16))
-    assert task.positive_label == task.record()["positive_label"] == said
+    task, *_ = read_task(config, open_checkpoint(str(checkpoint)).tokenizer)
+    assert task.positive == task.record()["positive_label"] == said
 
 
 @pytest.mark.parametrize(
@@ -100,10 +99,9 @@ def test_a_positive_label_that_there_is_not_is_refused(overrides: dict, checkpoi
 
 def test_three_labels_have_a_macro_f1_and_no_other(checkpoint: Path, folder: Path):
     (folder / "train.csv").write_text(TRAIN + "the fox .,wood\n")
-    encoding = Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16)
-    task = TASK_KINDS["text"].from_config(config_of(checkpoint, folder), encoding)
-    assert task.metric_names == ("accuracy", "f1_macro")
-    assert "positive_label" not in task.record()
+    task, *_ = read_task(config_of(checkpoint, folder), open_checkpoint(str(checkpoint)).tokenizer)
+    assert task.metrics == ("accuracy", "f1_macro")
+    assert task.positive is None
 
 
 def test_a_run_without_labels_to_score_by_says_so_first_and_last(checkpoint: Path, folder: Path, capfd):
@@ -132,8 +130,7 @@ def test_entities_of_types_that_training_lacks_are_counted(checkpoint: Path, tmp
     (tmp_path / "dev.conll").write_text("the B-WOOD\nfox I-WOOD\n\nship B-SEA\n\nfox B-WOOD\nowl X\n")
     pairs = [("init", str(checkpoint)), ("data.path", str(tmp_path))]
     config = load_config("finetune/ner", pairs, kind=FinetuneConfig)
-    task = TASK_KINDS["ner"].from_config(config, Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16))
-    (dev,) = task.splits()
-    assert (dev.scorable, dev.left_out) == (2, {"unknown_label": 1})
+    _, _, (dev,) = read_task(config, open_checkpoint(str(checkpoint)).tokenizer)
+    assert (len(dev.examples), dev.is_labelled, dev.left_out) == (2, True, {"unknown_label": 1})
     assert f"{tmp_path / 'dev.conll'}: 1 " in caplog.text
     assert "WOOD" in caplog.text

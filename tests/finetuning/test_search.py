@@ -8,9 +8,9 @@ import pytest
 
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError, Interrupted
-from bert_jax.finetuning import search as module
-from bert_jax.finetuning.finetune import finetune
-from bert_jax.finetuning.search import folder_of, is_search, search, summarize
+from bert_jax.finetuning import finetune as module
+from bert_jax.finetuning.finetune import finetune, folder_of, is_search, search, summarize
+from bert_jax.finetuning.run import finetune_once
 from bert_jax.sections import with_values
 from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
 
@@ -39,9 +39,9 @@ def test_each_pair_is_run_once_whatever_happens_between(checkpoint: Path, folder
         runs.append((config.optimizer.learning_rate, config.seed, Path(workdir).name))
         if len(runs) == 2:
             raise Interrupted("SIGTERM")
-        return finetune(config, workdir, **options)
+        return finetune_once(config, workdir, **options)
 
-    monkeypatch.setattr(module, "finetune", interrupted_once)
+    monkeypatch.setattr(module, "finetune_once", interrupted_once)
     config = config_of(checkpoint, folder, learning_rates="(1e-2, 1e-3)", seeds="(3, 4)")
     assert is_search(config)
     with pytest.raises(Interrupted):
@@ -57,11 +57,18 @@ def test_each_pair_is_run_once_whatever_happens_between(checkpoint: Path, folder
         open_checkpoint(str(folder / "runs"))
     caplog.clear()
     with caplog.at_level("INFO"):
-        assert search(config, str(folder / "runs")) == found
+        assert finetune(config, str(folder / "runs")) == found
     assert len(runs) == 5
     assert "seed=" not in caplog.text  # what is finished is not named
     assert found["metric"] == "accuracy"
     assert set(found["by_learning_rate"]) == {"0.01", "0.001"}
+
+
+def test_a_config_of_pre_training_and_trackers_of_a_search_are_refused(checkpoint: Path, folder: Path):
+    with pytest.raises(InputError, match=r"config: .*PretrainConfig.*kind=FinetuneConfig"):
+        finetune(load_config("bert_tiny"), str(folder / "runs"))
+    with pytest.raises(InputError, match="trackers: "):
+        finetune(config_of(checkpoint, folder, seeds="(1,)"), str(folder / "runs"), trackers=[object()])
 
 
 def test_what_is_reported():
@@ -123,7 +130,7 @@ def test_trials_start_from_the_same_parameters(checkpoint: Path, folder: Path, m
         search(config, str(folder / "runs"))
     digests = iter("aab")
     monkeypatch.setattr(Checkpoint, "reference", lambda self: {**reference(self), "digest": next(digests)})
-    monkeypatch.setattr(module, "finetune", lambda *args, **options: None)
+    monkeypatch.setattr(module, "finetune_once", lambda *args, **options: None)
     monkeypatch.setattr(module, "read_result", lambda path: {})
     with pytest.raises(InputError, match=r"init=.*: was trained further during the search"):
         search(config_of(checkpoint, folder, seeds="(1, 2)"), str(folder / "others"))
@@ -145,6 +152,6 @@ def test_no_process_reads_a_result_before_the_first_one_has_written_it(checkpoin
         one.mkdir(parents=True)
         (one / "result.json").write_text('{"main_metric": "accuracy", "scores": {"dev": {"accuracy": 0.5}}}')
 
-    monkeypatch.setattr(module, "finetune", lambda *args, **options: None)  # as in another process
+    monkeypatch.setattr(module, "finetune_once", lambda *args, **options: None)  # as in another process
     monkeypatch.setattr(module.multihost_utils, "sync_global_devices", first_has_come)
     assert search(config_of(checkpoint, folder, learning_rates="(1e-2,)"), str(folder / "runs"))["median"] == 0.5

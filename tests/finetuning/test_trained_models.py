@@ -13,6 +13,7 @@ import bert_jax
 from bert_jax.cli import main
 from bert_jax.errors import InputError
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned, predict
+from bert_jax.finetuning.tasks.glue import GlueTask
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.training.checkpoints import open_checkpoint, save_parameters
 
@@ -21,7 +22,7 @@ RECORDS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "choice": ("choose", 2, {"name": "choice"}),
     "ner": ("tag", 3, {"name": "ner", "tags": TAGS, "document_context": False}),
     "squad": ("span", 2, {"name": "squad/1.1", "doc_stride": 16, "max_query_length": 8}),
-    "stsb": ("regress", 1, {"name": "glue/stsb", "classes": [], "texts": [], "id": "id", "is_pair": True}),
+    "stsb": ("regress", 1, GlueTask.of("stsb").record()),
 }
 
 
@@ -35,7 +36,7 @@ def models(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         found[name] = str(tmp_path_factory.mktemp(name) / "model")
         save_parameters(
             epath.Path(found[name]), parameters, bert_config=before.bert_config, tokenizer=before.tokenizer,
-            heads=("pooler",) if "pooler" in parameters else (), task={**head.to_dict(), "max_seq_len": 48, **record},
+            heads=("pooler",) if "pooler" in parameters else (), task={**head.to_dict(), **record, "max_seq_len": 48},
         )  # fmt: skip
     return found
 
@@ -56,7 +57,7 @@ def test_a_tagger_reads_columns_plain_text_and_rows_alike(models: dict[str, str]
     assert set(expected[0]["prediction"]) <= set(TAGS)
     text = " ".join(words)
     for name, content, columns in (
-        ("words.txt", "\n".join(words), ()), ("tagged.txt", "".join(f"{word} DT O\n" for word in words), ()),
+        ("words", "\n".join(words), ()), ("test.txt", "".join(f"{word} DT O\n" for word in words), ()),
         ("plain.txt", f"{text}\n", ()), ("row.jsonl", json.dumps({"text": text}), ()),
         ("row.tsv", f"no\tbody\nx\t{text}\n", ("body",)), ("row.csv", f"no,body\nx,{text}\n", ("body",)),
     ):  # fmt: skip

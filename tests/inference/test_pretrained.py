@@ -93,7 +93,7 @@ def test_texts_that_cannot_be_read(text, pair, message: str, bert: bert_jax.PreT
 
 
 RECORDS = {
-    "classify": ({"name": "text", "classes": ["a", "b"], "texts": [], "id": "id", "is_pair": True}, "star"),
+    "classify": ({"name": "text", "classes": ["a", "b"], "texts": ["first", "second"]}, "star"),
     "choose": ({"name": "choice"}, ["star", "owl"]),
     "span": ({"name": "squad/1.1", "doc_stride": 16, "max_query_length": 8}, "the star"),
 }
@@ -119,7 +119,7 @@ def test_calls_that_a_fine_tuned_model_refuses(vocabulary: list[str], tmp_path: 
         sources.write_fine_tuned(tmp_path / kind, checkpoint, kind, RECORDS[kind][0], size=2)
     pairs, choice = (bert_jax.load(str(tmp_path / kind)) for kind in ("classify", "choose"))
     for model, text, pair, message in (
-        (pairs, "a", None, "pair: "), (pairs, ["a", "b"], ["c", None], "pair: "), (pairs, [("a", "b")], None, "text="),
+        (pairs, "a", None, "got 1 text"), (pairs, ["a", "b"], ["c", None], "got 1 text"), (pairs, [("a", "b")], None, "text="),
         (pairs, "a", 5, "text=5"), (choice, "a", ["b", 5], "text=5"), (choice, "a", "b", "endings"),
     ):  # fmt: skip
         with pytest.raises(InputError, match=message):

@@ -82,18 +82,13 @@ def test_a_trained_model_comes_back(lm: str, architecture: str, dataset_dir: Pat
     assert not any(info.values()), info
 
 
-@pytest.mark.parametrize("step", [7, 8])
-def test_the_threshold_of_no_answer_is_written(step: int, checkpoint: Checkpoint, tmp_path: Path):
-    """It is that of `result.json`, if this is of the checkpoint's step."""
-    record = {"name": "squad/2.0", "doc_stride": 16, "max_query_length": 16}
-    saved = tmp_path / "run" / "checkpoints" / "7"
-    saved.parent.mkdir(parents=True)
-    found = sources.write_fine_tuned(saved, checkpoint, "span", record, size=2)
-    scores = {"dev": {"f1": 70.0, "best_f1_thresh": -1.5}}
-    (tmp_path / "run" / "result.json").write_text(json.dumps({"step": step, "scores": scores}))
-    huggingface.export(dataclasses.replace(found, step=7, config={"seed": 0}), str(tmp_path / "hf"))
-    task = import_checkpoint(str(tmp_path / "hf"), str(tmp_path / "back")).task
-    assert task == {**(found.task or {}), **({"null_threshold": -1.5} if step == 7 else {})}
+def test_the_record_of_the_task_is_written_without_the_fields_of_transformers(checkpoint: Checkpoint, tmp_path: Path):
+    record = {"name": "squad/2.0", "doc_stride": 16, "max_query_length": 16, "null_threshold": -1.5}
+    found = sources.write_fine_tuned(tmp_path / "task", checkpoint, "span", record, size=2)
+    huggingface.export(found, str(tmp_path / "hf"))
+    written = json.loads((tmp_path / "hf" / "config.json").read_text())["bert_jax_task"]
+    assert written == {name: value for name, value in found.task.items() if name != "max_seq_len"}
+    assert import_checkpoint(str(tmp_path / "hf"), str(tmp_path / "back")).task == found.task
 
 
 def test_an_export_that_fails_leaves_nothing(vocabulary: list[str], tmp_path: Path):

@@ -17,7 +17,7 @@ import bert_jax
 from bert_jax import cli
 from bert_jax.errors import InputError
 from bert_jax.extras import install_hint
-from bert_jax.finetuning.tasks.glue import get_task
+from bert_jax.finetuning.tasks.glue import GlueTask
 from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
 from bert_jax.model.bert import HEADS
@@ -266,8 +266,7 @@ def test_other_kinds_predict(vocabulary: list[str], tmp_path: Path):
 def test_id2label_decides_the_names(vocabulary: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """An exported folder that `transformers` saved again for other labels has the record of the first ones."""
     before = sources.write_checkpoint(tmp_path / "before", vocabulary)
-    record = {"name": "glue/mnli", "classes": [*get_task("mnli").labels], "texts": [], "id": "id",
-              "positive_label": "neutral"}  # fmt: skip
+    record = {"name": "glue/mnli", "classes": [*GlueTask.of("mnli").classes], "texts": ["premise", "hypothesis"]}
     huggingface.export(
         sources.write_fine_tuned(tmp_path / "task", before, "classify", record, size=3), str(tmp_path / "hf")
     )
@@ -278,10 +277,21 @@ def test_id2label_decides_the_names(vocabulary: list[str], tmp_path: Path, caplo
     model.save_pretrained(tmp_path / "hf")
     task = imported(tmp_path / "hf").task
     assert (task["classes"], task["name"]) == (["politics", "sports", "music"], "text")
-    assert "positive_label" not in task
+    assert "texts" not in task
     assert "id2label" in caplog.text
     (prediction,) = bert_jax.load(str(tmp_path / "hf")).predict("the ship .")
     assert prediction["probabilities"].keys() == {"politics", "sports", "music"}
+
+
+def test_a_record_of_another_class_is_not_read(vocabulary: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    before = sources.write_checkpoint(tmp_path / "before", vocabulary)
+    record = {"name": "text", "classes": ["a", "b", "c"], "texts": ["review"]}
+    exported = sources.write_fine_tuned(tmp_path / "task", before, "classify", record, size=3)
+    huggingface.export(exported, str(tmp_path / "hf"))
+    transformers.BertForTokenClassification.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "hf")
+    task = imported(tmp_path / "hf").task
+    assert (task["name"], task["kind"], task["tags"]) == ("ner", "tag", ["a", "b", "c"])
+    assert "bert_jax_task" in caplog.text
 
 
 def test_settings_of_transformers_are_followed(vocabulary: list[str], tmp_path: Path):
@@ -307,7 +317,7 @@ def test_poolers_of_old_taggers_are_dropped(vocabulary: list[str], tmp_path: Pat
         ({"id2label": {"0": "a", "1": "b"}}, r"config\.json: id2label=.*0 to 2"),
         ({"id2label": {"0": "a", "1": "b", "2": "a"}}, r"config\.json: id2label="),
         ({"id2label": ["a", "b", "c"]}, r"config\.json: id2label="),
-        ({"bert_jax_task": {"kind": "tag"}}, r"config\.json: bert_jax_task="),
+        ({"bert_jax_task": {"kind": "classify"}}, r"config\.json: bert_jax_task="),
         ({"bert_jax_task": 5}, r"config\.json: bert_jax_task=5"),
         ({"architectures": ["BertForQuestionAnswering"]}, r"BertForQuestionAnswering.*qa_outputs\.weight"),
         ({"architectures": ["BertForMultipleChoice"]}, r"classifier\.bias \[3\].*\[1\]"),

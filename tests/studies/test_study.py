@@ -15,7 +15,7 @@ from bert_jax.command_line.arguments import gather
 from bert_jax.config import PretrainConfig, StudyConfig, load_config
 from bert_jax.config_keys import StudyRow, StudyTask
 from bert_jax.errors import InputError, Interrupted
-from bert_jax.finetuning.search import planned_runs
+from bert_jax.finetuning.finetune import planned_runs
 from bert_jax.model import BertConfig, initialize
 from bert_jax.model.bert import HEADS
 from bert_jax.sections import flatten

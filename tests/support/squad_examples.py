@@ -7,7 +7,7 @@ from typing import Any
 
 from support import helpers
 
-from bert_jax.finetuning.inputs.squad_files import Answer, Question
+from bert_jax.finetuning.tasks.squad_files import Answer, Question
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.text.wordpiece import wordpiece_tokenizer
 

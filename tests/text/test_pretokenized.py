@@ -11,11 +11,11 @@ from support.devices import one_device  # noqa: F401
 import bert_jax
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.finetuning.inputs.conll import read_plain
-from bert_jax.finetuning.inputs.squad_files import read_questions
-from bert_jax.finetuning.inputs.task_files import BadRows
+from bert_jax.finetuning.rows import BadRows
+from bert_jax.finetuning.tasks.ner import NerTask
 from bert_jax.finetuning.tasks.ner_windows import encode_windows
-from bert_jax.finetuning.tasks.squad_windows import build_windows
+from bert_jax.finetuning.tasks.squad_files import read_questions
+from bert_jax.finetuning.tasks.squad_spans import build_windows
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS
 from bert_jax.text.tokenizer import read_tokenizer
@@ -118,7 +118,7 @@ def test_offsets_of_answers_are_those_of_the_text(folder, tmp_path):
 def test_named_entities_are_tagged_by_word(folder, tmp_path):
     (tmp_path / "text.txt").write_text("AI-기반 로봇 이 2,000 개 있 다 .\n")
     tokenizer = bert_jax.load(str(folder / "checkpoint")).tokenizer
-    (window,) = encode_windows(tokenizer, read_plain(str(tmp_path / "text.txt"), BadRows()), 32)
+    (window,) = encode_windows(tokenizer, NerTask().read(str(tmp_path / "text.txt"), BadRows(), labels="ignored"), 32)
     pieces = [tokenizer.id_to_token(window.sequence.input_ids[position]) for _, _, position in window.words]
     assert pieces == ["AI-기반", "로봇", "이", "2,000", "개", "있", "다", "."]
 

@@ -1,1 +1,1 @@
-"""Fine-tuning tasks, one or two modules each."""
+"""Kinds of tasks, one class each."""

@@ -1,109 +1,193 @@
-"""Multiple choice (SWAG and others): one sequence per ending, and a softmax over their scores."""
+"""Multiple choice: SWAG, CODAH, and the user's own.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+    .csv     SWAG: train.csv, val.csv and test.csv of https://github.com/rowanz/swagaf, with the columns `sent1`,
+             `sent2`, `ending0` to `ending3` and (except in test.csv) `label`, numbered from 0; others are ignored
+    .tsv     CODAH: category, prompt, four endings and the correct one's number, from 0; no header, no quoting
+    others   the user's own: objects with `context`, `endings` (a list of at least two, as many in every object),
+             `label` (a number from 0) and optionally `start` (the beginning of every ending) and `id`
+
+The encoder reads one sequence per ending: the context, then the start and the ending.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from etils import epath
 
 from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
-from bert_jax.finetuning import task_metrics
-from bert_jax.finetuning.inputs.batching import EncodedExamples, Encoding
-from bert_jax.finetuning.inputs.choice_files import ChoiceExample, encode_choices, read_choices, write_choices
-from bert_jax.finetuning.inputs.task_files import BadRows, split_files
-from bert_jax.finetuning.task import Outputs, Split, softmax
+from bert_jax.files.text_files import lines_from, named_format
+from bert_jax.finetuning import metrics
+from bert_jax.finetuning.batches import EncodedExamples
+from bert_jax.finetuning.rows import (
+    MISSING_LABEL,
+    UNKNOWN_LABEL,
+    BadLabel,
+    BadRows,
+    Row,
+    read_rows,
+    row_id,
+    text_in,
+    write_lines,
+)
+from bert_jax.finetuning.task import Labels, Outputs, Split, Task, softmax
+from bert_jax.text.sequences import encode_pairs
+from bert_jax.text.tokenizer import Tokenizer
 
-FILES = {
-    "train": ("train.csv", "train.tsv", "train.jsonl"),
-    "dev": ("val.csv", "dev.csv", "dev.tsv", "dev.jsonl"),
-    "test": ("test.csv", "test.tsv", "test.jsonl"),
-}
+_ENDINGS = ("ending0", "ending1", "ending2", "ending3")
+_SWAG = ("sent1", "sent2", *_ENDINGS)
+_CODAH = ("category", "context", *_ENDINGS, "label")
 
 
 @dataclass(frozen=True)
-class ChoiceTask:
-    """A choice of the correct one of several endings."""
+class ChoiceExample:
+    """`endings` continue `start`, which follows `context`; `label` is the correct one's number, from 0, or None."""
 
-    examples: Mapping[str, Sequence[ChoiceExample]]
-    encoding: Encoding
-    left_out: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    main_metric: str = "accuracy"
+    id: str
+    context: str
+    start: str
+    endings: tuple[str, ...]
+    label: int | None = None
 
-    name = "choice"
-    kind = "choose"
-    metrics = ("accuracy",)
-    label_names = ()
-    positive_label = None
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceTask(Task):
+    """A choice of the correct one of `size` endings; of any number if it is 0."""
+
+    name: str = "choice"
+    kind: str = "choose"
+    size: int = 0  # a field here, a property in Task
+
+    @classmethod
+    def from_config(cls, config: FinetuneConfig) -> Self:
+        return cls(max_seq_len=config.task.max_seq_len)
 
     @property
-    def size(self) -> int:
-        return len(next(iter(self.examples.values()))[0].endings)
+    def metrics(self) -> tuple[str, ...]:
+        return ("accuracy",)
 
-    def record(self) -> dict[str, Any]:
-        return {"name": self.name}
+    # --- Files --------------------------------------------------------------------------------------------------------
 
-    def train(self) -> EncodedExamples:
-        return self._encoded("train")
+    @property
+    def usual_files(self) -> Mapping[str, Sequence[str]]:
+        return {
+            "train": ("train.csv", "train.tsv", "train.jsonl"),
+            "dev": ("val.csv", "dev.csv", "dev.tsv", "dev.jsonl"),
+            "test": ("test.csv", "test.tsv", "test.jsonl"),
+        }
 
-    def splits(self) -> list[Split]:
-        return [self._split(name) for name in self.examples if name != "train"]
+    def read_training(self, path: str, bad_rows: BadRows) -> tuple[Self, list[ChoiceExample]]:
+        examples = self.read(path, bad_rows, split="train")
+        return dataclasses.replace(self, size=len(examples[0].endings)), examples
 
-    def _encoded(self, name: str) -> EncodedExamples:
-        examples = self.examples[name]
-        groups = encode_choices(self.encoding.tokenizer, examples, self.encoding.max_seq_len)
-        labels = None
-        if all(example.label is not None for example in examples):
+    def read(
+        self, path: str, bad_rows: BadRows, *, split: str = "", labels: Labels = "required",
+        columns: Sequence[str] = (),
+    ) -> list[ChoiceExample]:  # fmt: skip
+        if columns:
+            raise InputError(f"--text {' '.join(columns)}: a choice has fixed columns; omit it")
+        examples: list[ChoiceExample] = []
+        for number, place, row in _rows(path, bad_rows, labels):
+            try:
+                example = _example(row, number, labels)
+                expected = self.size or (len(examples[0].endings) if examples else 0)
+                if expected and len(example.endings) != expected:
+                    raise ValueError(f"expected {expected} endings, got {len(example.endings)}")
+            except ValueError as error:
+                bad_rows.add(path, place, error)
+            else:
+                examples.append(example)
+        bad_rows.check_usable(path, examples, f"a context and {self.size or 'at least 2'} endings")
+        return examples
+
+    def from_texts(self, texts: Sequence[str], pairs: Sequence[Any]) -> list[ChoiceExample]:
+        examples: list[ChoiceExample] = []
+        for number, (text, endings) in enumerate(zip(texts, pairs, strict=True)):
+            expected = self.size or (len(examples[0].endings) if examples else 0)
+            if isinstance(endings, str) or not isinstance(endings, Sequence):
+                raise InputError(f"pair: expected a list of endings for each text, got {endings!r:.60}")
+            if len(endings) != (expected or max(2, len(endings))):
+                raise InputError(f"pair: expected {expected or 'at least 2'} endings, got {len(endings)}")
+            try:
+                examples.append(_example({"context": text, "endings": [*endings]}, number, "ignored"))
+            except ValueError as error:
+                raise InputError(f"pair {number}: {error}") from error
+        return examples
+
+    def is_labelled(self, example: ChoiceExample) -> bool:
+        return example.label is not None
+
+    def texts_of(self, example: ChoiceExample) -> dict[str, Any]:
+        return {"context": example.context, "start": example.start, "endings": dict(enumerate(example.endings))}
+
+    # --- Model --------------------------------------------------------------------------------------------------------
+
+    def encode(self, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, *, labelled: bool) -> EncodedExamples:
+        """Encodes one sequence per ending: [CLS] context [SEP] start ending [SEP]."""
+        size, labels = len(examples[0].endings), None
+        pairs = [(one.context, f"{one.start} {ending}".strip()) for one in examples for ending in one.endings]
+        if labelled:
             correct = np.array([example.label for example in examples])
-            labels = (np.arange(self.size) == correct[:, None]).astype(np.int32).reshape(-1)
-        sequences = [sequence for group in groups for sequence in group]
-        return EncodedExamples(sequences, labels, group=self.size, last_position=self.encoding.last_position)
+            labels = (np.arange(size) == correct[:, None]).astype(np.int32).reshape(-1)
+        return EncodedExamples(encode_pairs(tokenizer, pairs, self.max_seq_len), labels, group=size)
 
-    def _split(self, name: str) -> Split:
-        examples, encoded = self.examples[name], self._encoded(name)
+    def score(self, split: Split, outputs: Outputs) -> dict[str, float]:
+        labels = [example.label for example in split.examples]
+        return metrics.compute(self.metrics, labels, np.stack(outputs).argmax(axis=-1))
 
-        def score(outputs: Outputs) -> dict[str, float]:
-            labels = [example.label or 0 for example in examples]
-            return task_metrics.compute(self.metrics, labels, np.stack(outputs).argmax(axis=-1))
+    def predictions(self, split: Split, outputs: Outputs) -> list[dict[str, Any]]:
+        return [
+            {"id": example.id, "prediction": int(row.argmax()), "probabilities": softmax(row).round(6).tolist()}
+            for example, row in zip(split.examples, outputs, strict=True)
+        ]
 
-        def write(outputs: Outputs, folder: epath.Path) -> None:
-            write_choices(folder / f"{name}.csv", examples, np.stack(outputs).argmax(axis=-1).tolist())
-
-        def predictions(outputs: Outputs) -> list[dict[str, Any]]:
-            return [
-                {
-                    "id": example.id,
-                    "prediction": int(scores.argmax()),
-                    "probabilities": softmax(scores).round(6).tolist(),
-                }
-                for example, scores in zip(examples, outputs, strict=True)
-            ]
-
-        def inputs() -> list[dict[str, Any]]:
-            return [
-                {"context": example.context, "start": example.start, "endings": dict(enumerate(example.endings))}
-                for example in examples
-            ]
-
-        return Split(
-            name, encoded, None if encoded.labels is None else score, write, predictions, inputs, examples,
-            self.left_out.get(name, {}),
-        )  # fmt: skip
+    def write(self, split: Split, outputs: Outputs, folder: epath.Path) -> None:
+        """Writes the chosen endings in the format of SWAG's leaderboard (rowanz/swagaf `csv_predict.py`)."""
+        rows = (f"{row['id']},{row['prediction']}" for row in self.predictions(split, outputs))
+        write_lines(folder / f"{split.name}.csv", [",pred", *rows])
 
 
-def choice_task(config: FinetuneConfig, encoding: Encoding) -> ChoiceTask:
-    """Reads the files in `data.path`, in SWAG's, CODAH's or the generic format.
+def _rows(path: str, bad_rows: BadRows, labels: Labels) -> Iterator[Row]:
+    """Yields rows with `context`, `start`, `endings` and, if the file has one, `label`."""
+    kind, is_checked = named_format(path), False
+    if kind not in ("csv", "tsv"):
+        yield from read_rows(path, bad_rows)
+        return
+    names: Sequence[str] = _CODAH if kind == "tsv" else ()
+    if kind == "tsv" and labels != "required":  # the last column may be missing, in the whole file
+        names = names[: max(next(lines_from(path, 0, None), (0, b""))[1].count(b"\t") + 1, len(_CODAH) - 1)]
+    for number, place, row in read_rows(path, bad_rows, names):
+        required = (*_SWAG, *(("label",) if labels == "required" else ()))
+        if kind == "csv" and not is_checked and (missing := [name for name in required if name not in row]):
+            raise InputError(f"{path}:1: missing column {', '.join(missing)}; expected a SWAG file")
+        is_checked = True
+        texts = {"context": row["sent1"], "start": row["sent2"]} if kind == "csv" else {"context": row["context"]}
+        # The first column of SWAG, which has no name, is the row's number.
+        identity = {"id": row.get("") or row.get("id")}
+        yield number, place, {
+            **row, **texts, **identity, "endings": [row[name] for name in _ENDINGS], "label": row.get("label") or None,
+        }  # fmt: skip
 
-    Raises InputError if a file cannot be read or has another number of endings.
-    """
-    bad_rows = BadRows(strict=config.data.strict)
-    examples, left_out = {}, {}
-    for split, path in split_files(config, FILES).items():
-        examples[split] = read_choices(path, bad_rows, labels="optional" if split == "test" else "required")
-        left_out[split] = bad_rows.take_reasons()
-    bad_rows.report()
-    counts = {split: len(split_examples[0].endings) for split, split_examples in examples.items()}
-    if len(set(counts.values())) > 1:
-        raise InputError(f"data.path={config.data.path}: expected as many endings in every split, got {counts}")
-    return ChoiceTask(examples, encoding, left_out)
+
+def _example(row: Mapping[str, Any], number: int, labels: Labels) -> ChoiceExample:
+    """Converts a row to an example. Raises ValueError for a bad row."""
+    start, endings = row.get("start") or "", row.get("endings")
+    context = text_in(row, "context")
+    if not isinstance(start, str):
+        raise ValueError("start must be a string")
+    if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(ending, str) for ending in endings):
+        raise ValueError("endings must be a list of at least 2 strings")
+    if empty := [index for index, ending in enumerate(endings) if not ending.strip()]:
+        raise ValueError(f"endings[{empty[0]}] is empty")
+    example = ChoiceExample(row_id(row, number), context, start, tuple(endings))
+    label = row.get("label") if labels != "ignored" else None
+    if label is None:
+        if labels == "required":
+            raise BadLabel("label is missing", MISSING_LABEL)
+        return example
+    if str(label).removesuffix(".0") not in map(str, range(len(endings))) or isinstance(label, bool):
+        raise BadLabel(f"label {label!r:.60}: expected 0 to {len(endings) - 1}", UNKNOWN_LABEL)
+    return dataclasses.replace(example, label=int(float(label)))

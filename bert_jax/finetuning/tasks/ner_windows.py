@@ -12,12 +12,27 @@ from itertools import groupby
 
 import numpy as np
 
-from bert_jax.finetuning.inputs.conll import OUTSIDE, TaggedSentence
 from bert_jax.text.sequences import EncodedSequence
 from bert_jax.text.tokenizer import Tokenizer
 
 _SPECIAL_TOKENS = 2  # [CLS] and [SEP]
 _BATCH = 65_536  # words tokenized at once
+
+
+OUTSIDE = "O"
+
+
+@dataclass(frozen=True)
+class TaggedSentence:
+    """Words and their BIO tags, or None for an untagged file; `document` numbers a file's documents from 0.
+
+    `id` is that of a row with a text, or the number of the sentence in its file.
+    """
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...] | None
+    document: int
+    id: str
 
 
 @dataclass(frozen=True)
@@ -44,7 +59,7 @@ def encode_windows(
 
     Args:
       tokenizer: tokenizes the words one by one.
-      sentences: from `conll.read_conll`; the sentences of a document are adjacent.
+      sentences: from a file; the sentences of a document are adjacent.
       max_seq_len: maximum tokens of a window, with [CLS] and [SEP]; at least 3. A word with more pieces than fit into a
         window is truncated.
       document_context: fill the windows with other sentences of the document.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.squad_files import Question
+from bert_jax.finetuning.tasks.squad_files import Question
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ import pytest
 import tensorflow_datasets as tfds
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.task_files import BadRows
-from bert_jax.finetuning.tasks.glue import TASKS, read_split
-from bert_jax.text.sequences import TextExample
+from bert_jax.finetuning.rows import BadRows
+from bert_jax.finetuning.tasks.glue import TASKS, GlueTask
+from bert_jax.finetuning.tasks.text import TextExample
 
 PREMISE = ("premise", "hypothesis")
 SPLITS = ("train", "validation", "test")
@@ -18,8 +18,8 @@ CONFIGS = {  # the features, the classes, and the splits of each
     "cola": (("sentence",), ("unacceptable", "acceptable"), ("train",)),
     "mrpc": (("sentence1", "sentence2"), ("not_equivalent", "equivalent"), SPLITS),
     "stsb": (("sentence1", "sentence2"), None, SPLITS),
-    "mnli": (PREMISE, TASKS["mnli"].labels, ("train", "validation_matched", "validation_mismatched", "test_matched")),
-    "ax": (PREMISE, TASKS["mnli"].labels, ("test",)),
+    "mnli": (PREMISE, TASKS["mnli"].classes, ("train", "validation_matched", "validation_mismatched", "test_matched")),
+    "ax": (PREMISE, TASKS["mnli"].classes, ("test",)),
 }
 
 
@@ -64,6 +64,11 @@ def environment(tfds_dir, monkeypatch):
     monkeypatch.setenv("TFDS_DATA_DIR", str(tfds_dir))
 
 
+def read(dataset: str, task: str, split: str) -> list[TextExample]:
+    labels = "ignored" if split in TASKS[task].submissions else "required"
+    return GlueTask.of(task).read(dataset, BadRows(strict=True), split=split, labels=labels)
+
+
 @pytest.mark.parametrize(
     ("task", "split", "theirs", "texts"),
     [
@@ -77,8 +82,8 @@ def environment(tfds_dir, monkeypatch):
     ],
 )
 def test_splits(task: str, split: str, theirs: str, texts: tuple[str, ...]):
-    def label(number: int) -> int | float | None:
-        return None if "test" in theirs else number / 2 if task == "stsb" else number % 2
+    def label(number: int) -> str | float | None:
+        return None if "test" in theirs else number / 2 if task == "stsb" else TASKS[task].classes[number % 2]
 
     expected = [
         TextExample(
@@ -87,17 +92,17 @@ def test_splits(task: str, split: str, theirs: str, texts: tuple[str, ...]):
         )
         for number in range(8)
     ]  # fmt: skip
-    assert read_split(f"tfds:glue/{task}", TASKS[task], split, BadRows(strict=True)) == expected
-    assert read_split(f"tfds:glue/{task}:2.0.0", TASKS[task], split, BadRows(strict=True)) == expected
+    assert read(f"tfds:glue/{task}", task, split) == expected
+    assert read(f"tfds:glue/{task}:2.0.0", task, split) == expected
 
 
 def test_what_is_not_there_is_named():
     with pytest.raises(InputError, match="tfds:glue/rte: "):
-        read_split("tfds:glue/rte", TASKS["rte"], "train", BadRows())
+        read("tfds:glue/rte", "rte", "train")
     with pytest.raises(InputError, match=r"tfds:glue/mnli: .*question, sentence.*qnli"):
-        read_split("tfds:glue/mnli", TASKS["qnli"], "train", BadRows())
+        read("tfds:glue/mnli", "qnli", "train")
     with pytest.raises(InputError, match=r"tfds:glue/mnli:test_mismatched: .*test_mismatched"):
-        read_split("tfds:glue/mnli", TASKS["mnli"], "test_mismatched", BadRows())
+        read("tfds:glue/mnli", "mnli", "test_mismatched")
 
 
 def test_a_damaged_file_is_named(tfds_dir, tmp_path, monkeypatch):
@@ -107,12 +112,12 @@ def test_a_damaged_file_is_named(tfds_dir, tmp_path, monkeypatch):
     data = path.read_bytes()
     path.write_bytes(data.replace(b"train", b"tr\xffin"))
     with pytest.raises(InputError, match=r"tfds:glue/sst2.*:train: "):
-        read_split("tfds:glue/sst2", TASKS["sst2"], "train", BadRows())
+        read("tfds:glue/sst2", "sst2", "train")
     path.write_bytes(data[:100])
     with pytest.raises(InputError, match=r"tfds:glue/sst2.*:train: "):
-        read_split("tfds:glue/sst2", TASKS["sst2"], "train", BadRows())
+        read("tfds:glue/sst2", "sst2", "train")
 
 
 def test_text_that_is_not_utf8():
     with pytest.raises(InputError, match=r"tfds:glue/cola:train: .*\b0\b.*UTF-8"):
-        read_split("tfds:glue/cola", TASKS["cola"], "train", BadRows())
+        read("tfds:glue/cola", "cola", "train")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax.finetuning.inputs.conll import TaggedSentence, read_conll
-from bert_jax.finetuning.inputs.task_files import BadRows
-from bert_jax.finetuning.tasks.ner_windows import TagWindow, collect_tags, encode_windows
+from bert_jax.finetuning.rows import BadRows
+from bert_jax.finetuning.tasks.ner import NerTask
+from bert_jax.finetuning.tasks.ner_windows import TaggedSentence, TagWindow, collect_tags, encode_windows
 from bert_jax.text.conversion import convert_vocabulary
 from bert_jax.text.tokenizer import Tokenizer, read_tokenizer
 
@@ -22,7 +22,7 @@ def tokenizer(vocabulary_file: Path) -> Tokenizer:
 
 
 def sentence(*words: str, document: int = 0) -> TaggedSentence:
-    return TaggedSentence(words, None, document)
+    return TaggedSentence(words, None, document, "")
 
 
 def words_of(tokenizer: Tokenizer, window: TagWindow) -> str:
@@ -167,7 +167,7 @@ def test_tags_are_collected_and_words_without_pieces_are_outside(tokenizer: Toke
 @pytest.mark.parametrize("document_context", [False, True])
 def test_real_files(data_dir: Path, document_context: bool):
     tokenizer = convert_vocabulary(str(data_dir / "vocab" / "bert-base-cased-vocab.txt"))
-    sentences = read_conll(data_dir / "wnut17" / "train.conll", BadRows(strict=True))
+    sentences = NerTask().read(str(data_dir / "wnut17" / "train.conll"), BadRows(strict=True))
     sentences = [dataclasses.replace(one, document=number // 7) for number, one in enumerate(sentences)]
     windows = encode_windows(tokenizer, sentences, 64, document_context=document_context)
     gold = [[sentences[number].tags[word] for number, word, _ in window.words] for window in windows]

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from etils import epath
 from support import squad_examples
 
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.finetuning.inputs.squad_files import Question, read_questions
-from bert_jax.finetuning.inputs.task_files import BadRows
-from bert_jax.finetuning.tasks.squad_answers import Answers, answer_questions, write_answers
+from bert_jax.finetuning.rows import BadRows
+from bert_jax.finetuning.tasks.squad_files import Question, read_questions
 from bert_jax.finetuning.tasks.squad_metrics import exact_match, score_v1, score_v2
-from bert_jax.finetuning.tasks.squad_windows import Window, build_windows
+from bert_jax.finetuning.tasks.squad_spans import Answers, Window, answer_questions, build_windows, write_answers
 from bert_jax.text.conversion import convert_vocabulary
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -233,7 +233,7 @@ def test_files(tokenizer: Tokenizer, tmp_path: Path):
     logits = random_logits(windows, 1), random_logits(windows, 2)
     answers = answer_questions(questions, windows, *logits, version_2=True)
     threshold = float(np.median(list(answers.null_odds.values())))
-    write_answers(tmp_path / "two", answers, threshold)
+    write_answers(epath.Path(tmp_path / "two"), answers, threshold)
     files = {path.name: json.loads(path.read_text()) for path in (tmp_path / "two").iterdir()}
     assert set(files) == {"predictions.json", "nbest_predictions.json", "null_odds.json"}
     assert files["predictions.json"] == answers.predictions(threshold)
@@ -242,7 +242,7 @@ def test_files(tokenizer: Tokenizer, tmp_path: Path):
     first = files["nbest_predictions.json"]["q0"][0]
     assert list(first) == ["text", "probability", "start_logit", "end_logit"]
     assert first["text"] == answers.nbest["q0"][0].text
-    write_answers(str(tmp_path / "one"), answer_questions(questions, windows, *logits))
+    write_answers(epath.Path(tmp_path / "one"), answer_questions(questions, windows, *logits))
     assert {path.name for path in (tmp_path / "one").iterdir()} == {"predictions.json", "nbest_predictions.json"}
 
 
@@ -250,7 +250,7 @@ def test_files_are_whole_or_as_they_were(tokenizer: Tokenizer, tmp_path: Path, m
     questions = squad_examples.make_questions(3)
     windows = build_windows(questions, tokenizer)
     answers = answer_questions(questions, windows, *perfect_logits(windows))
-    write_answers(tmp_path, answers)
+    write_answers(epath.Path(tmp_path), answers)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def fail(*arguments):
@@ -258,7 +258,7 @@ def test_files_are_whole_or_as_they_were(tokenizer: Tokenizer, tmp_path: Path, m
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="No space"):
-        write_answers(tmp_path, answers, null_threshold=1.0)
+        write_answers(epath.Path(tmp_path), answers, null_threshold=1.0)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

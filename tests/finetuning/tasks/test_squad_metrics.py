@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.squad_files import Answer, Question
+from bert_jax.finetuning.tasks.squad_files import Answer, Question
 from bert_jax.finetuning.tasks.squad_metrics import (
     best_thresholds,
     exact_match,

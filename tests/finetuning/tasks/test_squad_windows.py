@@ -12,9 +12,9 @@ from support import reference_tokenizer as reference
 from support import squad_examples
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.squad_files import Answer, Question, read_questions
-from bert_jax.finetuning.inputs.task_files import BadRows
-from bert_jax.finetuning.tasks.squad_windows import (
+from bert_jax.finetuning.rows import BadRows
+from bert_jax.finetuning.tasks.squad_files import Answer, Question, read_questions
+from bert_jax.finetuning.tasks.squad_spans import (
     Window,
     answer_tokens,
     build_windows,

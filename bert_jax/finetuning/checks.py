@@ -12,9 +12,9 @@ from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import provenance, remote
 from bert_jax.files.format_versions import read_json
-from bert_jax.finetuning.inputs.batching import EncodedExamples
+from bert_jax.finetuning.batches import EncodedExamples
 from bert_jax.finetuning.task import Split
-from bert_jax.finetuning.task_kinds import TASK_KINDS
+from bert_jax.finetuning.tasks.kinds import KINDS
 from bert_jax.model import BertConfig
 from bert_jax.model.task_heads import TaskHead, layers_needed
 from bert_jax.sections import flatten, from_mapping, to_dict
@@ -26,8 +26,8 @@ from bert_jax.training.run import check_same_config
 def check_config(config: FinetuneConfig) -> None:
     """Raises InputError, with the key, for a value out of range."""
     check_environment(config)
-    if config.task.kind not in TASK_KINDS:
-        raise InputError(f"task.kind={config.task.kind}: must be one of {', '.join(TASK_KINDS)}")
+    if config.task.kind not in KINDS:
+        raise InputError(f"task.kind={config.task.kind}: must be one of {', '.join(KINDS)}")
     _check_early_stopping(config)
     if config.task.class_weights and (config.task.kind in ("squad", "choice") or config.task.regression):
         raise InputError(
@@ -62,7 +62,7 @@ def _check_early_stopping(config: FinetuneConfig) -> None:
 
 def check_best(config: FinetuneConfig, splits: Sequence[Split]) -> None:
     """Raises InputError if the best epoch cannot be chosen: no split but a test split has labels."""
-    first = next((split.name for split in splits if split.score is not None), None)
+    first = next((split.name for split in splits if split.is_labelled), None)
     if config.keep_best and (first is None or first.startswith("test")):
         raise InputError(
             f"keep_best=True: requires a labelled split to compare epochs, found {first or 'none'}; set task.dev to a "

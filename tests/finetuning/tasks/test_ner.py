@@ -1,5 +1,6 @@
 """Named entities: CoNLL files, schemes, and scores as conlleval and seqeval give them."""
 
+import gzip
 import random
 import re
 import warnings
@@ -7,19 +8,20 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from etils import epath
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.conll import (
+from bert_jax.finetuning.rows import BadRows
+from bert_jax.finetuning.tasks.ner import (
     EntityScore,
-    TaggedSentence,
+    NerTask,
     entity_scores,
     entity_spans,
-    read_conll,
     tag_names,
     to_bio,
     write_conll,
 )
-from bert_jax.finetuning.inputs.task_files import BadRows
+from bert_jax.finetuning.tasks.ner_windows import TaggedSentence
 
 CONLL = """-DOCSTART- -X- -X- O
 
@@ -40,6 +42,10 @@ def write(path: Path, content: str) -> Path:
     return path
 
 
+def read(path: Path, bad_rows: BadRows | None = None, *, labels: str = "required", **settings) -> list[TaggedSentence]:
+    return NerTask(**settings).read(str(path), bad_rows or BadRows(strict=True), labels=labels)
+
+
 def random_tags(rng: random.Random, prefixes: str) -> list[str]:
     def tag() -> str:
         return "O" if rng.random() < 0.3 else f"{rng.choice(prefixes)}-{rng.choice(('PER', 'LOC', 'A-B'))}"
@@ -49,34 +55,51 @@ def random_tags(rng: random.Random, prefixes: str) -> list[str]:
 
 def test_conll_2003(tmp_path: Path):
     path = write(tmp_path / "eng.train", CONLL)
-    assert read_conll(path, BadRows(strict=True)) == [
-        TaggedSentence(("U.N.", "official", "Ekeus"), ("B-ORG", "O", "B-PER"), 0),
-        TaggedSentence(("Peter", "Blackburn"), ("B-PER", "B-PER"), 0),
-        TaggedSentence(("BRUSSELS\u00a0X",), ("B-LOC",), 1),
+    assert read(path) == [
+        TaggedSentence(("U.N.", "official", "Ekeus"), ("B-ORG", "O", "B-PER"), 0, "1"),
+        TaggedSentence(("Peter", "Blackburn"), ("B-PER", "B-PER"), 0, "2"),
+        TaggedSentence(("BRUSSELS\u00a0X",), ("B-LOC",), 1, "3"),
     ]
-    chunks = read_conll(path, BadRows(strict=True), word_column=1, tag_column=2)
-    assert chunks[0] == TaggedSentence(("NNP", "NN", "NNP"), ("B-NP", "I-NP", "I-NP"), 0)
+    chunks = read(path, word_column=1, tag_column=2)
+    assert chunks[0] == TaggedSentence(("NNP", "NN", "NNP"), ("B-NP", "I-NP", "I-NP"), 0, "1")
 
 
 def test_tabs_and_files_without_documents(tmp_path: Path):
     path = write(tmp_path / "a.conll", "New York\tB-loc\r\n!\tO\r\n\t\r\n\r\n\r\nEmpire\tB-a\r\nState\tI-a\r\n")
-    assert read_conll(path, BadRows(strict=True)) == [
-        TaggedSentence(("New York", "!"), ("B-loc", "O"), 0),
-        TaggedSentence(("Empire", "State"), ("B-a", "I-a"), 1),
+    assert read(path) == [
+        TaggedSentence(("New York", "!"), ("B-loc", "O"), 0, "1"),
+        TaggedSentence(("Empire", "State"), ("B-a", "I-a"), 1, "2"),
     ]
 
 
 def test_sentences_before_the_first_document(tmp_path: Path):
     path = write(tmp_path / "a", "a O\n\nb O\n\n-DOCSTART- O\n\nc O\n\nd O\n\n-DOCSTART- O\n\n-DOCSTART- O\n\ne O\n")
-    documents = [sentence.document for sentence in read_conll(path, BadRows(strict=True))]
-    assert documents == [0, 1, 2, 2, 4]
+    assert [sentence.document for sentence in read(path)] == [0, 1, 2, 2, 4]
 
 
 def test_words_to_be_tagged(tmp_path: Path):
     path = write(tmp_path / "a", "Peter\nruns ?\n\nhe\n")
-    assert read_conll(path, BadRows(strict=True), labelled=False) == [
-        TaggedSentence(("Peter", "runs"), None, 0), TaggedSentence(("he",), None, 1),
-    ]  # fmt: skip
+    untagged = [TaggedSentence(("Peter", "runs"), None, 0, "1"), TaggedSentence(("he",), None, 1, "2")]
+    assert read(path, labels="ignored") == untagged
+    path = write(tmp_path / "a", "Peter B-A\n\nhe\n")
+    assert [sentence.tags for sentence in read(path, labels="optional")] == [("B-A",), None]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a.conll", ["my"]),
+        ("a", ["my"]),
+        ("train.txt", ["my"]),
+        ("Mine.txt.gz", ["my"]),
+        ("a.txt", ["my", "group", "O"]),
+    ],
+)
+def test_name_of_a_file_to_predict_says_its_format(tmp_path: Path, name: str, words: list[str]):
+    path = tmp_path / name
+    (gzip.open if name.endswith(".gz") else open)(path, "wb").write(b"my group O\n")
+    (sentence,) = read(path, labels="ignored", conll_files=("mine.txt",))
+    assert sentence.words == tuple(words)
 
 
 @pytest.mark.parametrize(
@@ -88,27 +111,33 @@ def test_words_to_be_tagged(tmp_path: Path):
         ("Peter PER", "'PER'"),
         ("Peter L-PER", "'L-PER'"),
         ("Peter B-", "'B-'"),
-        ("Peter Ok", "'Ok'"),
+        ("Sm\udcefth I-PER", "UTF-8.*0xef"),
     ],
 )
-def test_a_sentence_with_a_bad_line_is_left_out(tmp_path: Path, line: str, problem: str):
+def test_a_sentence_with_a_bad_line_is_skipped_and_keeps_its_number(tmp_path: Path, line: str, problem: str):
     path = write(tmp_path / "a.conll", f"a O\n\nb O\n{line}\n{line}\n\nc O\n")
     bad_rows = BadRows()
-    assert [sentence.words for sentence in read_conll(path, bad_rows)] == [("a",), ("c",)]
+    assert [(sentence.id, sentence.words) for sentence in read(path, bad_rows)] == [("1", ("a",)), ("3", ("c",))]
     assert bad_rows.counts == {str(path): 1}
     with pytest.raises(InputError) as error:
-        read_conll(path, BadRows(strict=True))
+        read(path)
     assert str(error.value).startswith(f"{path}:4: ")
     assert re.search(problem, str(error.value))
 
 
-def test_files_that_cannot_be_read(tmp_path: Path):
+def test_a_bad_line_of_plain_text_is_skipped_and_counted(tmp_path: Path):
+    path, bad_rows = write(tmp_path / "a.txt", "line one\n\nline \udcff two\nline three\n"), BadRows()
+    assert [sentence.id for sentence in read(path, bad_rows, labels="ignored")] == ["1", "3"]
+    assert bad_rows.counts == {str(path): 1}
+
+
+def test_files_without_a_sentence_are_refused(tmp_path: Path):
     with pytest.raises(InputError, match=r"\ba: "):
-        read_conll(write(tmp_path / "a", "\n\n"), BadRows())
+        read(write(tmp_path / "a", "\n\n"))
     with pytest.raises(InputError, match=r"\ba: "):
-        read_conll(write(tmp_path / "a", "a O\n"), BadRows(), word_column=4)
+        read(write(tmp_path / "a", "a O\n"), BadRows(), word_column=4)
     with pytest.raises(InputError, match=r"\bb: "):
-        read_conll(tmp_path / "b", BadRows())
+        read(tmp_path / "b")
 
 
 @pytest.mark.parametrize(
@@ -224,26 +253,24 @@ def test_bio_by_hand():
 
 
 def test_tag_names():
-    sentences = [TaggedSentence(("a", "b"), ("B-PER", "O"), 0), TaggedSentence(("c",), ("B-LOC",), 0)]
+    sentences = [TaggedSentence(("a", "b"), ("B-PER", "O"), 0, "1"), TaggedSentence(("c",), ("B-LOC",), 0, "2")]
     assert tag_names(sentences) == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
-    assert tag_names([TaggedSentence(("a",), None, 0)]) == ("O",)
+    assert tag_names([TaggedSentence(("a",), None, 0, "1")]) == ("O",)
 
 
 def test_predictions_as_conlleval_reads_them(tmp_path: Path):
-    sentences = [TaggedSentence(("a", "b"), ("B-A", "O"), 0), TaggedSentence(("c",), ("O",), 0)]
-    write_conll(tmp_path / "out", sentences, [["B-A", "I-A"], ["O"]])
+    sentences = [TaggedSentence(("a", "b"), ("B-A", "O"), 0, "1"), TaggedSentence(("c",), ("O",), 0, "2")]
+    write_conll(epath.Path(tmp_path / "out"), sentences, [["B-A", "I-A"], ["O"]])
     assert (tmp_path / "out").read_text() == "a B-A B-A\nb O I-A\n\nc O O\n\n"
-    assert [sentence.tags for sentence in read_conll(tmp_path / "out", BadRows())] == [("B-A", "I-A"), ("O",)]
-    write_conll(tmp_path / "out", [TaggedSentence(("a b",), None, 0)], [["O"]])
+    assert [sentence.tags for sentence in read(tmp_path / "out")] == [("B-A", "I-A"), ("O",)]
+    write_conll(epath.Path(tmp_path / "out"), [TaggedSentence(("a b",), None, 0, "1")], [["O"]])
     assert (tmp_path / "out").read_text() == "a b\tO\n\n"
 
 
 def test_real_files(data_dir: Path):
     counts = {"train": (3_394, 1_975), "dev": (1_009, 836), "test": (1_287, 1_079)}
-    bad_rows = BadRows(strict=True)
     for split, (sentences, entities) in counts.items():
-        read = read_conll(data_dir / "wnut17" / f"{split}.conll", bad_rows)
-        tags = [sentence.tags or () for sentence in read]
+        tags = [sentence.tags or () for sentence in read(data_dir / "wnut17" / f"{split}.conll")]
         overall, by_type = entity_scores(tags, tags)
-        assert (len(read), overall.gold, overall.f1) == (sentences, entities, 1.0)
+        assert (len(tags), overall.gold, overall.f1) == (sentences, entities, 1.0)
         assert list(by_type) == ["corporation", "creative-work", "group", "location", "person", "product"]

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.finetuning.inputs.batching import EncodedExamples, epoch_of_batches, in_order
+from bert_jax.finetuning.batches import EncodedExamples, epoch_of_batches, in_order
 from bert_jax.text.sequences import LENGTHS, EncodedSequence, choose_lengths, padded_length
 from bert_jax.text.tokenizer import Tokenizer, read_tokenizer
 

@@ -1,4 +1,4 @@
-"""Files of predictions: JSON lines and tables, and the ids and texts that `predict` writes."""
+"""Rows of a task's files: bad ones, ids, and the files of predictions."""
 
 import csv
 import io
@@ -10,9 +10,9 @@ from etils import epath
 from support.models import initialize
 
 from bert_jax.cli import main
-from bert_jax.finetuning.inputs.task_files import BadRows
-from bert_jax.finetuning.inputs.text_files import read_texts
-from bert_jax.finetuning.prediction_files import write_predictions
+from bert_jax.errors import InputError
+from bert_jax.files.tables import read_table
+from bert_jax.finetuning.rows import BadRows, format_predictions, read_rows, row_id
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.training.checkpoints import open_checkpoint, save_parameters
 
@@ -28,7 +28,7 @@ def classifier(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> st
     before, folder = open_checkpoint(str(checkpoint)), tmp_path_factory.mktemp("classifier") / "model"
     head = TaskHead("classify", 2)
     _, parameters = initialize(before.bert_config, 3, build=BertForTask, head=head)
-    task = {"name": "text", "classes": ["sea", "wood"], "texts": [], "id": "id", "is_pair": False, "max_seq_len": 48}
+    task = {"name": "text", "classes": ["sea", "wood"], "max_seq_len": 48}
     save_parameters(
         epath.Path(folder), parameters, bert_config=before.bert_config, tokenizer=before.tokenizer, heads=("pooler",),
         task={**head.to_dict(), **task},
@@ -37,9 +37,22 @@ def classifier(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> st
 
 
 def written(name: str, rows: list[dict]) -> str:
-    file = io.BytesIO()
-    write_predictions(file, name, rows)
-    return file.getvalue().decode()
+    return format_predictions(name, rows).decode()
+
+
+def test_bad_rows_are_counted_by_reason_and_logged_with_their_place(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"text,label\na,1\nb\n" + b"caf\xe9,1\n" * 9 + b'"two\nlines",2\n')
+    bad_rows = BadRows()
+    assert [(number, place, row["text"]) for number, place, row in read_rows(path, bad_rows)] == [
+        (1, 2, "a"), (12, 13, "two\nlines"),
+    ]  # fmt: skip
+    assert (bad_rows.take_reasons(), bad_rows.take_reasons()) == ({"unusable": 10}, {})
+    bad_rows.report()
+    assert [line.split(": ")[1] for line in caplog.messages[:-1]] == [f"{path}:{line}" for line in range(3, 8)]
+    assert "10" in caplog.messages[-1]
+    with pytest.raises(InputError, match=rf"{path}:3: .*\b2\b.*\b1\b"):
+        list(read_rows(path, BadRows(strict=True)))
 
 
 def test_json_lines_are_the_predictions():
@@ -69,20 +82,26 @@ def test_lists_and_missing_values_in_a_table():
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "ids"),
-    [
-        ("a.csv", "text,guid\nthe ship,g7\nthe owl,g8\n", ["g7", "g8"]),
-        ("a.tsv", "idx\ttext\n10\tthe ship\n11\tthe owl\n", ["10", "11"]),
-        ("a.tsv", "index\tid\ttext\n0\tq\tthe ship\n1\t\tthe owl\n", ["q", "1"]),
-        ("a.csv", "text\nthe ship\nthe owl\n", ["1", "2"]),
-        ("a.csv", 'text\n""\nthe owl\n', ["2"]),
-        ("a.jsonl", '{"text": "the ship"}\n{"text": "the owl", "idx": 5}\n', ["1", "5"]),
-    ],
-)
-def test_ids_are_those_of_the_input_or_row_numbers(name: str, content: str, ids: list[str], tmp_path: Path):
-    (tmp_path / name).write_text(content)
-    examples, _ = read_texts(tmp_path / name, BadRows(), labelled=False)
-    assert [example.id for example in examples] == ids
+    ("row", "identity"),
+    [({"text": "a", "guid": "g7"}, "g7"), ({"index": "0", "id": "q"}, "q"), ({"idx": 5}, "5"),
+     ({"index": "1", "id": ""}, "1"), ({"text": "a"}, "3"), ({"key": "k", "id": "q"}, "k")],
+)  # fmt: skip
+def test_ids_are_those_of_the_row_or_its_number(row: dict, identity: str):
+    assert row_id(row, 3, "key") == identity
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl"])
+def test_predictions_are_read_again_row_by_row(name: str, tmp_path: Path):
+    rows = [{"id": "a\tb", "text": text} for text in ("x\ry", 'say "ho"\n', "a,b", "")]
+    (tmp_path / name).write_bytes(format_predictions(name, rows))
+    again = [row for _, row in read_table(str(tmp_path / name))]
+    assert again == [
+        {
+            key: value.translate(str.maketrans("\t\r\n", "   ")) if name == "a.tsv" else value
+            for key, value in row.items()
+        }
+        for row in rows
+    ]
 
 
 def test_the_command_writes_a_table_with_texts(classifier: str, tmp_path: Path, capsys: pytest.CaptureFixture):

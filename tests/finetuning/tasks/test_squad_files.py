@@ -9,8 +9,8 @@ import pytest
 from support.squad_examples import entry, write
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.squad_files import Answer, Question, locate, read_questions
-from bert_jax.finetuning.inputs.task_files import BadRows
+from bert_jax.finetuning.rows import BadRows
+from bert_jax.finetuning.tasks.squad_files import Answer, Question, locate, read_questions
 
 CONTEXT = "The old fox sees  the\nlittle fox (1895-1943)."
 
@@ -108,18 +108,16 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, caplog: pytest.LogCaptureF
         "question 13": '"id"',
         "question 14 (7)": '"id"',
     }
-    told: list[str] = []
+    told: list[tuple[int | str, str]] = []
 
     class Told(BadRows):
-        def add(self, path: object, line: int | None, problem: str) -> None:
-            assert line is None
-            told.append(problem)
-            super().add(str(path), line, problem)
+        def add(self, path: object, place: int | str, problem: object) -> None:
+            told.append((place, str(problem)))
+            super().add(str(path), place, str(problem))
 
     bad = Told()
     assert [question.id for question in read_questions(path, bad, training=True)] == ["good"]
-    for problem, (question, key) in zip(told, expected.items(), strict=True):
-        place, _, reason = problem.partition(": ")
+    for (place, reason), (question, key) in zip(told, expected.items(), strict=True):
         assert place == f"article 1 (Foxes), paragraph 1, {question}"
         assert key in reason
     assert bad.counts == {str(path): len(expected)}

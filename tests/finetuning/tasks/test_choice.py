@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.inputs.choice_files import ChoiceExample, encode_choices, read_choices, write_choices
-from bert_jax.finetuning.inputs.task_files import BadRows
+from bert_jax.finetuning.rows import BadRows
+from bert_jax.finetuning.tasks.choice import ChoiceExample, ChoiceTask
 from bert_jax.text.tokenizer import read_tokenizer
 
 SWAG = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
@@ -21,44 +21,45 @@ def write(path: Path, *lines: str) -> Path:
     return path
 
 
+def read(path: Path, bad_rows: BadRows | None = None, **options) -> list[ChoiceExample]:
+    return ChoiceTask().read(str(path), bad_rows or BadRows(strict=True), **options)
+
+
 def test_swag(tmp_path: Path):
     endings = ("stops, then", "looks.", "walks.", 'says "no".')
     path = write(tmp_path / "train.csv", f",{SWAG},label", f"17,{ROW},2", f"18,{ROW},0")
-    assert read_choices(path, BadRows(strict=True)) == [
-        ChoiceExample("17", "He rides.", "He", endings, 2),
-        ChoiceExample("18", "He rides.", "He", endings, 0),
-    ]
+    assert read(path) == [
+        ChoiceExample("17", "He rides.", "He", endings, 2), ChoiceExample("18", "He rides.", "He", endings, 0),
+    ]  # fmt: skip
     path = write(tmp_path / "test.csv", SWAG, ROW)
-    assert read_choices(path, BadRows(strict=True), labels="optional") == [
-        ChoiceExample("0", "He rides.", "He", endings, None)
-    ]
+    assert read(path, labels="optional") == [ChoiceExample("1", "He rides.", "He", endings, None)]
     with pytest.raises(InputError, match=r"test\.csv:1: .*label"):
-        read_choices(path, BadRows())
+        read(path)
 
 
 def test_codah(tmp_path: Path):
     path = write(tmp_path / "train.tsv", CODAH, '\tHe said "no\ta\tb\tc\td\t0')
-    assert read_choices(path, BadRows(strict=True)) == [
-        ChoiceExample("0", "Police came. They", "", ("run.", "bring it.", "start.", "drive."), 3),
-        ChoiceExample("1", 'He said "no', "", ("a", "b", "c", "d"), 0),
+    assert read(path) == [
+        ChoiceExample("1", "Police came. They", "", ("run.", "bring it.", "start.", "drive."), 3),
+        ChoiceExample("2", 'He said "no', "", ("a", "b", "c", "d"), 0),
     ]
 
 
-def test_labels_that_are_ignored_may_be_anything_or_missing(tmp_path: Path):
+def test_ignored_labels_may_be_anything_or_missing(tmp_path: Path):
     row = CODAH.removesuffix("\t3")
-    for name, lines in (("a.tsv", (row, row)), ("b.tsv", (CODAH, f"{row}\tX")), ("a.csv", (SWAG, ROW, ROW))):
-        examples = read_choices(write(tmp_path / name, *lines), BadRows(strict=True), labels="ignored")
+    for name, lines in (("a.tsv", (row, row)), ("b.tsv", (CODAH, f"{row}\tX")), ("a.csv", (SWAG, ROW, ROW)),
+                        ("a.jsonl", [json.dumps(row) for row in ({**OWN, "label": "b"}, OWN)])):  # fmt: skip
+        examples = read(write(tmp_path / name, *lines), labels="ignored")
         assert [example.label for example in examples] == [None, None]
-    path = write(tmp_path / "a.jsonl", *map(json.dumps, ({**OWN, "label": "b"}, OWN)))
-    assert [example.label for example in read_choices(path, BadRows(strict=True), labels="ignored")] == [None, None]
 
 
 def test_own_files(tmp_path: Path):
-    rows = [{**OWN, "id": "q1", "start": "So"}, {**OWN, "label": "0"}]
+    rows = [{**OWN, "id": "q1", "start": "So"}, {**OWN, "label": "0"}, {**OWN, "label": 1.0}]
     path = write(tmp_path / "a.jsonl", *map(json.dumps, rows))
-    assert read_choices(path, BadRows(strict=True)) == [
+    assert read(path) == [
         ChoiceExample("q1", "It rained.", "So", ("a", "b"), 1),
-        ChoiceExample("1", "It rained.", "", ("a", "b"), 0),
+        ChoiceExample("2", "It rained.", "", ("a", "b"), 0),
+        ChoiceExample("3", "It rained.", "", ("a", "b"), 1),
     ]
 
 
@@ -80,13 +81,13 @@ def test_own_files(tmp_path: Path):
         ({"label": "b"}, "label 'b': "),
     ],
 )
-def test_bad_rows_are_named_and_left_out(tmp_path: Path, change: dict, problem: str):
+def test_bad_rows_are_named_and_skipped(tmp_path: Path, change: dict, problem: str):
     path = write(tmp_path / "a.jsonl", *map(json.dumps, (OWN, {**OWN, **change}, OWN)))
     bad_rows = BadRows()
-    assert [example.id for example in read_choices(path, bad_rows)] == ["0", "2"]
+    assert [example.id for example in read(path, bad_rows)] == ["1", "3"]
     assert bad_rows.counts == {str(path): 1}
     with pytest.raises(InputError) as error:
-        read_choices(path, BadRows(strict=True))
+        read(path)
     assert str(error.value).startswith(f"{path}:2: ")
     assert problem in str(error.value)
 
@@ -96,43 +97,37 @@ def test_bad_rows_are_named_and_left_out(tmp_path: Path, change: dict, problem: 
     [("a.tsv", "o\tprompt\ta\tb\tc\t1"), ("a.tsv", "o\tp\ta\tb\tc\td\t4"), ("a.csv", ROW), ("a.csv", f"{ROW},5")],
 )
 def test_bad_rows_of_swag_and_codah(tmp_path: Path, name: str, bad: str):
-    lines = (CODAH, bad) if name == "a.tsv" else (f"{SWAG},label", f"{ROW},1", bad)
+    lines = (CODAH, bad, CODAH) if name == "a.tsv" else (f"{SWAG},label", f"{ROW},1", bad, f"{ROW},1")
     path = write(tmp_path / name, *lines)
-    bad_rows = BadRows()
-    assert len(read_choices(path, bad_rows)) == 1
-    with pytest.raises(InputError, match=rf"{name}:{len(lines)}: "):
-        read_choices(path, BadRows(strict=True))
+    assert [example.id for example in read(path, BadRows())] == ["1", "3"]
+    with pytest.raises(InputError, match=rf"{name}:{len(lines) - 1}: "):
+        read(path)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path):
+def test_files_of_other_formats_are_refused(tmp_path: Path):
     with pytest.raises(InputError, match=r"a\.txt: .*\.csv.*\.tsv.*\.jsonl"):
-        read_choices(tmp_path / "a.txt", BadRows())
+        read(tmp_path / "a.txt")
     with pytest.raises(InputError, match="sent1, sent2, ending0"):
-        read_choices(write(tmp_path / "a.csv", "text,label", "a,1"), BadRows())
-    with pytest.raises(InputError, match=r"a\.jsonl: "):
-        read_choices(write(tmp_path / "a.jsonl", "{}"), BadRows())
+        read(write(tmp_path / "a.csv", "text,label", "a,1"))
+    with pytest.raises(InputError, match=r"a\.jsonl: .*a\.jsonl:1: "):
+        read(write(tmp_path / "a.jsonl", "{}"), BadRows())
 
 
 def test_encoding(vocabulary_file: Path):
     tokenizer = read_tokenizer(vocabulary_file)
     example = ChoiceExample("0", "the ship sees", "the wave", ("near", "hears the owl"), 0)
-    bare = ChoiceExample("1", "the", "", ("near", "old"), 0)
-    (one, two), (three, _) = encode_choices(tokenizer, [example, bare], 9)
+    bare = ChoiceExample("1", "the", "", ("near", "old"), 1)
+    encoded = ChoiceTask(max_seq_len=9).encode([example, bare], tokenizer, labelled=True)
+    one, two, three, _ = encoded.sequences
     the, ship, sees, wave, near, hears = map(tokenizer.token_to_id, ("the", "ship", "sees", "wave", "near", "hears"))
     cls, sep = tokenizer.cls_id, tokenizer.sep_id
     assert (one.input_ids, one.first_length) == ((cls, the, ship, sees, sep, the, wave, near, sep), 5)
     assert two.input_ids == (cls, the, ship, sees, sep, the, wave, hears, sep)
     assert (three.input_ids, three.first_length) == ((cls, the, sep, near, sep), 3)
-
-
-def test_predictions_as_swags_leaderboard_takes_them(tmp_path: Path):
-    examples = [ChoiceExample(str(number), "a", "", ("b", "c"), None) for number in range(2)]
-    write_choices(tmp_path / "out.csv", examples, [1, 0])
-    assert (tmp_path / "out.csv").read_text() == ",pred\n0,1\n1,0\n"
+    assert (encoded.group, encoded.labels.tolist()) == (2, [1, 0, 0, 1])
 
 
 def test_real_files(data_dir: Path):
-    bad_rows = BadRows(strict=True)
-    splits = [read_choices(data_dir / "codah" / f"{split}.tsv", bad_rows) for split in ("train", "dev", "test")]
+    splits = [read(data_dir / "codah" / f"{split}.tsv") for split in ("train", "dev", "test")]
     assert sum(map(len, splits)) == 2_776
     assert {example.label for example in splits[0]} == {0, 1, 2, 3}

@@ -10,6 +10,7 @@ paragraph but not at its `answer_start`; here the nearest occurrence is used. Th
 several answers, as in the dev files; here the first one is the training target.
 """
 
+import codecs
 import json
 import logging
 import re
@@ -20,7 +21,8 @@ from typing import Any
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.finetuning.inputs.task_files import BadRows, conversion
+from bert_jax.files.text_files import Utf8
+from bert_jax.finetuning.rows import BadRows
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +91,7 @@ def read_questions(path: str | PathLike[str], bad_rows: BadRows, *, training: bo
             if question.id in questions:
                 raise _Problem("duplicate id")
         except _Problem as problem:
-            bad_rows.add(path, None, f"{where}: {problem}")
+            bad_rows.add(path, where, str(problem))
             continue
         questions[question.id] = question
         moved += is_moved
@@ -97,8 +99,7 @@ def read_questions(path: str | PathLike[str], bad_rows: BadRows, *, training: bo
         log.warning(
             "%s: %d questions have an answer not at its answer_start; using the nearest occurrence", path, moved
         )
-    if not questions:
-        raise InputError(f"{path}: no usable question; expected the format of SQuAD 1.1 or 2.0")
+    bad_rows.check_usable(path, [*questions], "a question in the format of SQuAD 1.1 or 2.0")
     return list(questions.values())
 
 
@@ -121,23 +122,16 @@ def locate(text: str, start: int, context: str) -> Answer | None:
 
 def _load(path: str | PathLike[str]) -> list[Any]:
     try:
-        file = _parse(path, atomic.read_whole(remote.parse_path(path)))
+        content = atomic.read_whole(remote.parse_path(path)).removeprefix(codecs.BOM_UTF8)
+        file = json.loads(Utf8().decode(content))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}); expected a SQuAD file") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: invalid JSON ({error}); expected a SQuAD file") from error
+        raise InputError(f"{path}: not JSON in UTF-8 ({error}); expected a SQuAD file") from error
     data = file.get("data") if isinstance(file, dict) else None
     if not isinstance(data, list):
         raise InputError(f'{path}: "data" must be a list of articles; expected a file of SQuAD 1.1 or 2.0')
     return data
-
-
-def _parse(path: str | PathLike[str], content: bytes) -> Any:
-    try:
-        return json.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{path}:{line}: not valid UTF-8 ({error.reason}); {conversion(path)}") from error
 
 
 def _entries(
@@ -147,18 +141,18 @@ def _entries(
     for article_number, article in enumerate(data, start=1):
         where = f"article {article_number}"
         if not isinstance(article, dict) or not isinstance(article.get("paragraphs"), list):
-            bad_rows.add(path, None, f'{where}: "paragraphs" must be a list')
+            bad_rows.add(path, where, '"paragraphs" must be a list')
             continue
         if article.get("title"):
             where += f" ({article['title']!s:.{_EXCERPT}})"
         for paragraph_number, paragraph in enumerate(article["paragraphs"], start=1):
             in_article = f"{where}, paragraph {paragraph_number}"
             if not isinstance(paragraph, dict) or not isinstance(paragraph.get("qas"), list):
-                bad_rows.add(path, None, f'{in_article}: "qas" must be a list of questions')
+                bad_rows.add(path, in_article, '"qas" must be a list of questions')
                 continue
             if not isinstance(paragraph.get("context"), str):
                 lost = len(paragraph["qas"])
-                bad_rows.add(path, None, f'{in_article}: "context" must be a string; skipping its {lost} questions')
+                bad_rows.add(path, in_article, f'"context" must be a string; skipping its {lost} questions')
                 continue
             for number, entry in enumerate(paragraph["qas"], start=1):
                 name = f" ({entry['id']})" if isinstance(entry, dict) and entry.get("id") else ""

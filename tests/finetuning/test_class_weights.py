@@ -9,10 +9,8 @@ import pytest
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning.finetune import finetune
-from bert_jax.finetuning.inputs.batching import Encoding
-from bert_jax.finetuning.losses import task_objective
-from bert_jax.finetuning.task_kinds import read_task
-from bert_jax.finetuning.tasks.class_weights import class_weights
+from bert_jax.finetuning.losses import class_weights, task_objective
+from bert_jax.finetuning.tasks.kinds import read_task
 from bert_jax.model.task_heads import TaskHead
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.objectives import divide
@@ -139,4 +137,4 @@ def test_labels_of_a_task_are_checked_with_its_files(checkpoint: Path, tmp_path:
     values = {"init": checkpoint, "data.path": tmp_path, "task.class_weights": "{'B-SKY': 2.0}"}
     config = load_config("finetune/ner", values, kind=FinetuneConfig)
     with pytest.raises(InputError, match=r"task\.class_weights.*'B-SKY'.*'O', 'B-SEA', 'I-SEA'"):
-        read_task(config, Encoding(open_checkpoint(str(checkpoint)).tokenizer, 16))
+        read_task(config, open_checkpoint(str(checkpoint)).tokenizer)

@@ -1,1 +1,0 @@
-"""Task input: files, rows, bad rows, splits, and padded batches of encoded rows."""

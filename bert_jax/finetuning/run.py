@@ -1,0 +1,348 @@
+"""One run of fine-tuning, from a checkpoint and a task to scores and predictions.
+
+The step, its sharding, checkpoints, resuming and metrics are those of pre-training.
+"""
+
+import functools
+import logging
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+
+from bert_jax.config_keys import FinetuneConfig
+from bert_jax.errors import InputError
+from bert_jax.files import atomic
+from bert_jax.finetuning.batches import BatchOrder, work_of_steps
+from bert_jax.finetuning.checks import check_best, check_config, check_head, check_segments, claim, model_of
+from bert_jax.finetuning.forward import Predictor
+from bert_jax.finetuning.losses import class_weights, task_objective
+from bert_jax.finetuning.results import (
+    PREDICTIONS,
+    RESULT_FILE,
+    BestStep,
+    describe_best,
+    describe_result,
+    scoring_warnings,
+    write_result,
+)
+from bert_jax.finetuning.task import Split, Task
+from bert_jax.finetuning.tasks.kinds import read_task
+from bert_jax.model import BertConfig, abstract_parameters
+from bert_jax.model.bert import Parameters
+from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.parallel.mesh import check_divisibility
+from bert_jax.progress import Bars, silent
+from bert_jax.runtime.preemption import StopSignal
+from bert_jax.runtime.processes import is_first
+from bert_jax.sections import to_dict
+from bert_jax.tracking.flops import finetuning_flops
+from bert_jax.tracking.throughput import Throughput
+from bert_jax.tracking.trackers import Tracker
+from bert_jax.training.checkpointer import Checkpointer
+from bert_jax.training.checkpoints import FOLDER, Checkpoint, open_checkpoint
+from bert_jax.training.initialization import initialize_from
+from bert_jax.training.loop import Evaluate, LogMetrics, Save, StepRange, Trace, run_steps
+from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.training.phases import check_attention
+from bert_jax.training.run import Run, begin_run, log_result
+from bert_jax.training.train_step import (
+    StateSpec,
+    TrainState,
+    TrainStep,
+    describe_state,
+    drop_parts,
+    make_train_step,
+    model_settings,
+    quick_compile_options,
+)
+
+log = logging.getLogger(__name__)
+
+
+def finetune_once(
+    config: FinetuneConfig, workdir: str, *, needs_scores: bool = False, stop: StopSignal | None = None,
+    bars: Bars = silent, trackers: Sequence[Tracker] = (),
+) -> dict[str, dict[str, float]]:  # fmt: skip
+    """Runs `finetune` for a config without a search. `needs_scores`: InputError if no split can be scored."""
+    with begin_run(config, workdir, "finetune", stop=stop, bars=bars, trackers=trackers) as run:
+        return _finetune(run, config, needs_scores)
+
+
+def _finetune(run: Run, config: FinetuneConfig, needs_scores: bool) -> dict[str, dict[str, float]]:
+    # --- Checks, before any work. The run uses what they build --------------------------------------------------------
+    check_config(config)
+    setup = _set_up(config, run.mesh, needs_scores)
+    run.stalls.beat()
+    folder, task, order = run.folder, setup.task, setup.order
+
+    # --- State: 1. resume from the newest checkpoint, 2. start from a pre-trained encoder, 3. or from scratch --------
+    run.enter_workdir()
+    latest = claim(folder, config, order.hash)
+    best = BestStep(
+        keep_best=config.keep_best, **to_dict(config.early_stopping),
+        scored=next({"split": split.name, "hash": split.hash()} for split in setup.splits if split.is_labelled)
+        if config.keep_best else None,
+    )  # fmt: skip
+    description = {  # of the task too, so that a checkpoint can be used without its files
+        "tokenizer": setup.before.tokenizer.to_json(), "config": to_dict(config),
+        "task": _record(setup, task),
+        "heads": ["pooler"] if "pooler" in setup.spec.abstract.parameters else [],
+    }  # fmt: skip
+    checkpointer = Checkpointer(
+        folder, description, keep=config.checkpoint.keep, is_kept=lambda step: step == best.best
+    )  # fmt: skip
+    run.stack.callback(checkpointer.close)
+    start, state, position = checkpointer.first_state(
+        latest, setup.spec.abstract,
+        setup.spec.make if config.from_scratch else functools.partial(initialize_from, setup.before, setup.spec),
+    )  # fmt: skip
+    best.restore(position.get("evaluations"))
+    if best.best is not None and latest is not None and start == latest.step:
+        open_checkpoint(str(folder), best.best)  # InputError if it was deleted
+    files = {split: path for split in ("train", "dev", "test") if (path := getattr(config.task, split))}
+    described = {"name": task.name, "path": config.data.path, "files": files, "hash": order.hash}
+    run.open(
+        config, checkpointer, start=start, total=order.total_steps,
+        inputs={"init": setup.before.reference(), "task": described},
+    )  # fmt: skip
+
+    # --- Loop ----------------------------------------------------------------------------------------------------
+    evaluate = _EvaluateSplits(run, setup, best)
+    if start < order.total_steps and not best.ends_training():
+        state = _train(run, setup, state, best, evaluate, position.get("unlogged"))
+    checkpointer.wait()
+
+    # --- Result --------------------------------------------------------------------------------------------------
+    last = int(jax.device_get(state.step))
+    step = best.best or last
+    chosen = folder / FOLDER / str(step)
+
+    def parameters() -> Parameters:
+        if step == last:
+            return state.parameters
+        log.info("Loading the parameters of the best step, %d", step)
+        settings = build_settings(config, run.mesh, setup.model, setup.head)
+        return open_checkpoint(str(chosen)).load_parameters(setup.spec.shardings.parameters, **settings)
+
+    scores = _finish(
+        run, folder, setup, functools.cache(parameters), step, evaluate.final,
+        describe_best(best, last, order.steps_an_epoch, order.total_steps) if config.keep_best else {},
+    )  # fmt: skip
+    place = shlex.quote(str(folder))
+    log_result(
+        chosen, last,
+        "  ".join(f"{split}/{name} {value:.4f}" for split, values in scores.items() for name, value in values.items()),
+        [
+            f"evaluate --checkpoint={place} --data=FILE",
+            f"predict --checkpoint={place} --input=FILE --output=predictions.jsonl",
+            f"export --checkpoint={place} --output=FOLDER",
+            f"report {place} --output=report.html",
+        ],
+    )  # fmt: skip
+    return scores
+
+
+# --- Set-up ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """A run whose inputs are open and checked: checkpoint, task and programs."""
+
+    config: FinetuneConfig
+    before: Checkpoint
+    model: BertConfig
+    task: Task
+    splits: Sequence[Split]
+    order: BatchOrder
+    head: TaskHead
+    spec: StateSpec
+    train_step: TrainStep
+    predictor: Predictor
+
+
+def _set_up(config: FinetuneConfig, mesh: Mesh, needs_scores: bool) -> _Setup:
+    """Opens the checkpoint, reads the task and makes the programs; raises the InputErrors of `finetune`."""
+    log.info("Opening the checkpoint %s", config.init)
+    before = open_checkpoint(config.init)
+    model = model_of(config, before.bert_config)
+    check_divisibility(mesh, model, config.global_batch_size, config.gradient_accumulation)
+    check_attention(config, model, config.task.max_seq_len, mesh)
+
+    log.info("Reading and tokenizing the files of the task")
+    task, training, splits = read_task(config, before.tokenizer, last_position=model.is_decoder)
+    rows = training.encoded
+    check_segments(model, rows)
+    weights = class_weights(config.task.class_weights, task.label_names, () if rows.labels is None else rows.labels)
+    check_best(config, splits)
+    if needs_scores and not any(split.is_labelled for split in splits):
+        raise InputError("task.dev: a search requires a labelled split to compare runs; set it to a labelled file")
+    head = TaskHead(task.kind, task.size, **to_dict(config.head))
+    check_head(head, mesh)
+    platform = mesh.devices.flat[0].platform
+    order = BatchOrder(rows, config, functools.partial(finetuning_flops, model, head), platform)
+    for warning in scoring_warnings(splits):
+        log.warning(warning)
+    log.info(
+        "Task %s: %d training examples, %d steps; other splits: %s", task.name, len(rows), order.total_steps,
+        ", ".join(f"{split.name} {len(split.encoded)}" for split in splits) or "none",
+    )  # fmt: skip
+
+    spec, train_step = plan_step(mesh, config, model, head, order.total_steps, weights)
+    predictor = Predictor(
+        mesh, spec.graph, spec.shardings.parameters, before.tokenizer,
+        batch_size=-(-config.eval_batch_size // mesh.size) * mesh.size, max_seq_len=config.task.max_seq_len,
+        lengths=order.lengths,
+    )  # fmt: skip
+    return _Setup(config, before, model, task, splits, order, head, spec, train_step, predictor)
+
+
+def _record(setup: _Setup, task: Task) -> dict[str, Any]:
+    """Returns the item `task` of checkpoints, with which they are used without the files of the task."""
+    return {**setup.head.to_dict(), **task.record()}
+
+
+def build_settings(config: FinetuneConfig, mesh: Mesh, model: BertConfig, head: TaskHead) -> dict[str, Any]:
+    """Returns the settings of the model with its head, for `abstract_parameters`."""
+    return {
+        "build": BertForTask, "head": head,
+        **model_settings(config, model.num_hidden_layers, mesh.devices.flat[0].platform),
+    }  # fmt: skip
+
+
+def plan_step(
+    mesh: Mesh, config: FinetuneConfig, model: BertConfig, head: TaskHead, total_steps: int,
+    class_weights: Sequence[float] = (),
+) -> tuple[StateSpec, TrainStep]:  # fmt: skip
+    """Returns the state's specification and the jitted training step, which compiles once per padded length."""
+    recipe = config.optimizer
+    schedule = learning_rate_schedule(
+        recipe.learning_rate, int(recipe.warmup_proportion * total_steps), total_steps, decay_power=recipe.decay_power
+    )
+    settings = build_settings(config, mesh, model, head)
+    optimizer = make_optimizer(recipe, drop_parts(head.frozen, abstract_parameters(model, **settings)[2]))
+    spec = describe_state(
+        mesh, model, optimizer, config.seed, zero1=config.mesh.zero1, frozen=head.frozen, **settings
+    )  # fmt: skip
+    return spec, make_train_step(
+        mesh, spec, optimizer, schedule, task_objective(head, class_weights),
+        seed=config.seed, gradient_reduce_dtype=jnp.dtype(config.gradient_reduce_dtype),
+        compiler_options=quick_compile_options(mesh),
+    )  # fmt: skip
+
+
+# --- Loop --------------------------------------------------------------------------------------------------------
+
+
+def _train(
+    run: Run, setup: _Setup, state: TrainState, best: BestStep, evaluate: "_EvaluateSplits",
+    unlogged: dict[str, Any] | None,
+) -> TrainState:  # fmt: skip
+    """Trains from step `run.start` + 1 to the end, evaluates and saves; returns the last state. `state` is donated."""
+    config, order = setup.config, setup.order
+    throughput = Throughput(work_of_steps(setup.model, setup.head, order))
+    make_batch = functools.partial(order.batch, tokenizer=setup.before.tokenizer)
+    steps = StepRange(
+        run.start, run.total, config, setup.train_step, make_batch, config.global_batch_size * order.encoded.group,
+        throughput, warmup_key="optimizer.warmup_proportion",
+    )  # fmt: skip
+    log_metrics = LogMetrics(
+        run, throughput, every=config.log_every_steps, last=run.total,
+        extra=lambda step: {"epoch": step / order.steps_an_epoch, **order.count_seen(step)},
+        unlogged=unlogged,
+    )  # fmt: skip
+
+    def save(step: int, state: TrainState) -> None:
+        tuned_at, task = evaluate.tuned
+        run.checkpointer.description["task"] = _record(setup, task if step == tuned_at else setup.task)
+        position = {"datasets": [order.hash], "unlogged": log_metrics.unlogged()}
+        if (evaluations := best.to_dict()) is not None:
+            position["evaluations"] = evaluations
+        run.save(step, state, setup.model, position)
+
+    evaluation = Evaluate(evaluate, every=order.steps_an_epoch, is_enough=best.ends_training)
+    trace = Trace(config.profile.steps, run.folder)
+    run.stack.callback(trace.close)
+    hooks = [
+        trace,
+        *([evaluation] if evaluate.scored else []),
+        log_metrics,
+        Save(save, every=config.checkpoint.every_steps, is_chosen=lambda step: step == best.best),
+    ]
+    return run_steps(run, steps, state, hooks)
+
+
+class _EvaluateSplits:
+    """Evaluates the splits with labels and logs their scores; adds each evaluation to the best step's.
+
+    `final` has the outputs and scores, by split, of the evaluated step that is the result so far; empty if none is.
+    `tuned` is the last evaluated step, and the task with the settings that its scores determine.
+    """
+
+    def __init__(self, run: Run, setup: _Setup, best: BestStep):
+        self._run, self._setup, self._best = run, setup, best
+        self.scored = [split for split in setup.splits if split.is_labelled]
+        self.final: dict[str, tuple[list[np.ndarray], dict[str, float]]] = {}
+        self.tuned = 0, setup.task
+
+    def __call__(self, step: int, state: TrainState) -> dict[str, float]:
+        run, setup, best = self._run, self._setup, self._best
+        outputs, split_scores = {}, {}
+        for split in self.scored:
+            outputs[split.name] = _outputs(run, setup.predictor, state.parameters, split, step)
+            split_scores[split.name] = setup.task.score(split, outputs[split.name])
+        first = split_scores[self.scored[0].name]
+        self.tuned = step, setup.task.tuned(first)
+        best.add(step, first[setup.task.main_metric])
+        if step == best.best or (best.best is None and step == run.total):
+            self.final = {name: (outputs[name], scores) for name, scores in split_scores.items()}
+        row = {f"{name}/{metric}": value for name, scores in split_scores.items() for metric, value in scores.items()}
+        run.trackers.log(step, {**row, **setup.order.count_seen(step)}, split="eval")
+        log.info("Step %d: %s", step, "  ".join(f"{name} {value:.4f}" for name, value in row.items()))
+        if best.ends_training():
+            log.info(
+                "Step %d: ending the training early: %s/%s has not improved in %d epoch%s; the best is that of step %s",
+                step, self.scored[0].name, setup.task.main_metric,
+                best.without_improvement(), "" if best.without_improvement() == 1 else "s", best.best,
+            )  # fmt: skip
+        return row
+
+
+def _outputs(run: Run, predictor: Predictor, parameters: Parameters, split: Split, step: int) -> list[np.ndarray]:
+    with run.progress(split.name, predictor.batches(split.encoded)) as on_batch:
+        return predictor.outputs(parameters, split.encoded, on_batch)
+
+
+# --- Result ------------------------------------------------------------------------------------------------------
+
+
+def _finish(
+    run: Run, folder: epath.Path, setup: _Setup, parameters: Callable[[], Parameters], step: int,
+    final: Mapping[str, tuple[list[np.ndarray], dict[str, float]]], best: Mapping[str, Any],
+) -> dict[str, dict[str, float]]:  # fmt: skip
+    """Scores and predicts every split with the parameters of `step`, and writes scores and predictions.
+
+    `final` spares the splits that were evaluated at `step`, see `_EvaluateSplits`. `best` has further keys of
+    `result.json`.
+    """
+    result: dict[str, dict[str, float]] = {}
+    target = folder / PREDICTIONS
+    if is_first():
+        atomic.make_folder(target)
+    for split in setup.splits:
+        outputs, scores = final.get(split.name) or (_outputs(run, setup.predictor, parameters(), split, step), None)
+        if split.is_labelled:
+            result[split.name] = scores or setup.task.score(split, outputs)
+        if is_first():
+            setup.task.write(split, outputs, target)
+    if is_first():
+        described = {**describe_result(setup.task, setup.splits, step, result), **best}
+        write_result(folder / RESULT_FILE, described)
+    return result

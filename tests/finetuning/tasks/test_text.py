@@ -1,0 +1,154 @@
+"""Texts of one's own: columns, labels and classes."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from bert_jax.errors import InputError
+from bert_jax.finetuning.rows import BadRows
+from bert_jax.finetuning.tasks.text import TextExample, TextTask, are_scores
+
+SCORES = TextTask(kind="regress")
+
+
+def write(path: Path, content: str) -> Path:
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    return path
+
+
+def classes_of(path: Path, bad_rows: BadRows | None = None) -> tuple[str, ...]:
+    return TextTask().read_training(str(path), bad_rows or BadRows(strict=True))[0].classes
+
+
+def read(
+    path: Path, task: TextTask | None = None, bad_rows: BadRows | None = None, **options
+) -> list[TextExample]:  # fmt: skip
+    return (task or TextTask()).read(str(path), bad_rows or BadRows(strict=True), **options)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("text_a", "text_b"), ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"),
+     ("question", "sentence"), ("sentence",), ("text",)],
+)  # fmt: skip
+def test_usual_columns_are_found(tmp_path: Path, names: tuple[str, ...]):
+    row = {"id": "x7", **{name: f"the {name}" for name in names}, "label": 3}
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps({**row, "label": label}) + "\n" for label in (3, 4)))
+    task, (example, _) = TextTask().read_training(str(path), BadRows(strict=True))
+    texts = [f"the {name}" for name in names]
+    assert example == TextExample("x7", texts[0], texts[1] if len(texts) > 1 else None, "3")
+    assert (task.texts, task.classes) == (names, ("3", "4"))
+
+
+def test_named_columns_are_read(tmp_path: Path):
+    path = write(tmp_path / "a.csv", "key,text,query,stars\n7,no,yes,4.5\n")
+    task = TextTask(kind="regress", texts=("query", "text"), label="stars", id="key")
+    assert read(path, task) == [TextExample("7", "yes", "no", 4.5)]
+    assert read(path, TextTask(texts=("text",)), labels="ignored", columns=["query"]) == [TextExample("1", "yes")]
+    for task, columns, problem in (
+        (TextTask(), (), "'label'.*'key', 'text', 'query', 'stars'"), (TextTask(texts=("body",)), (), "'body'"),
+        (TextTask(), ("key", "text", "query"), r"\b3\b"), (TextTask(texts=("text",)), ("text", "query"), r"2 .* 1\b"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=problem):
+            read(path, task, columns=columns, labels="ignored" if columns else "required")
+    with pytest.raises(InputError, match="'key', 'stars'"):
+        read(write(tmp_path / "b.csv", "key,stars\n7,4\n"), SCORES, labels="ignored")
+
+
+@pytest.mark.parametrize(
+    ("written", "classes"),
+    [
+        (["10", "9", "2"], ("2", "9", "10")),
+        ([10, 9, 2], ("2", "9", "10")),
+        (["b", "10", "a"], ("10", "a", "b")),
+        ([True, False], ("false", "true")),
+        ([1.5, 1], ("1", "1.5")),
+        ([1, 1.0, 0], ("0", "1")),
+        ([0.0, 1.0], ("0.0", "1.0")),
+        (["1.0", "1", "a.0", "a"], ("1", "a", "a.0")),
+    ],
+)
+def test_classes_of_a_training_file(tmp_path: Path, written: list, classes: tuple[str, ...]):
+    rows = "\n".join(json.dumps({"text": "a", "label": label}) for label in written)
+    assert classes_of(write(tmp_path / "a.jsonl", rows)) == classes
+
+
+def test_labels_that_training_did_not_have_are_bad(tmp_path: Path):
+    path = write(tmp_path / "dev.csv", "text,label\na,good\nb,ugly\nc,bad\n")
+    task, bad_rows = TextTask(classes=("good", "bad")), BadRows()
+    assert [example.label for example in read(path, task, bad_rows)] == ["good", "bad"]
+    assert bad_rows.take_reasons() == {"unknown_label": 1}
+    with pytest.raises(InputError, match=r"dev\.csv:3: .*'ugly'.*'good', 'bad'"):
+        read(path, task)
+
+
+def test_whole_numbers_are_the_known_classes(tmp_path: Path):
+    floats = write(tmp_path / "dev.jsonl", '{"text": "a", "label": 1.0}\n{"text": "b", "label": 0.0}\n')
+    whole = write(tmp_path / "dev.csv", "text,label\na,1\nb,0\n")
+    for path in (floats, whole):
+        for classes in (("0", "1"), ("0.0", "1.0")):
+            assert [example.label for example in read(path, TextTask(classes=classes))] == list(classes[::-1])
+
+
+def test_labels_are_ignored_in_texts_to_predict(tmp_path: Path):
+    path = write(tmp_path / "a.tsv", "text\tlabel\na\t?\nb\t\n")
+    assert read(path, TextTask(classes=("x", "y")), labels="ignored") == [TextExample("1", "a"), TextExample("2", "b")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "problem"),
+    [
+        (".csv", " ,1", "'text'"),
+        (".csv", "a,", "'label'"),
+        (".tsv", "a", r"\b2\b.*\b1\b"),
+        (".jsonl", '{"label": "1"}', "'text'"),
+        (".jsonl", '{"text": null, "label": "1"}', "'text'"),
+        (".jsonl", '{"text": 5, "label": "1"}', r"'text'.*\bint\b"),
+        (".jsonl", '{"text": "a"}', "'label'"),
+        (".jsonl", '{"text": "a", "label": ["1"]}', r"label.*\blist\b"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("task", [TextTask(), SCORES], ids=["classes", "scores"])
+def test_bad_rows_are_named_and_skipped(tmp_path: Path, kind: str, row: str, problem: str, task: TextTask):
+    good = {".csv": "a,1", ".tsv": "a\t1", ".jsonl": '{"text": "a", "label": "1"}'}[kind]
+    header = {".csv": "text,label", ".tsv": "text\tlabel", ".jsonl": good}[kind]
+    path = write(tmp_path / f"a{kind}", "\n".join([header, good, row, good]) + "\n")
+    bad_rows = BadRows()
+    assert [example.id for example in read(path, task, bad_rows)][-2:] == (["2", "4"] if header == good else ["1", "3"])
+    assert bad_rows.counts == {str(path): 1}
+    with pytest.raises(InputError) as error:
+        read(path, task)
+    assert str(error.value).startswith(f"{path}:3: ")
+    assert re.search(problem, str(error.value))
+
+
+@pytest.mark.parametrize("label", ["high", "nan", "inf", True, "", 10**400], ids=str)
+def test_scores_are_finite_numbers(tmp_path: Path, label: object):
+    rows = [{"text": "a", "label": value} for value in ("-2", 3, label)]
+    path, bad_rows = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows))), BadRows()
+    assert [example.label for example in read(path, SCORES, bad_rows)] == [-2.0, 3.0]
+    assert bad_rows.counts == {str(path): 1}
+
+
+def test_labels_that_look_like_scores():
+    assert [are_scores(labels) for labels in (("0.5", "1"), ("0", "1"), ("1.0", "2.0"), ("0.5", "high"))] == [
+        True, False, False, False,
+    ]  # fmt: skip
+
+
+def test_files_without_a_row_or_a_second_class_are_refused(tmp_path: Path):
+    for content in ("text,label\n", "text,label\n,1\n"):
+        with pytest.raises(InputError, match=r"b\.csv: "):
+            read(write(tmp_path / "b.csv", content), bad_rows=BadRows())
+    with pytest.raises(InputError, match=r"b\.csv: .*\b2\b.*'good'"):
+        classes_of(write(tmp_path / "b.csv", "text,label\na,good\n"))
+
+
+def test_given_pairs_are_as_many_as_in_training():
+    pairs = TextTask(texts=("a", "b"), classes=("x", "y"))
+    assert pairs.from_texts(["a"], ["b"]) == [TextExample("0", "a", "b")]
+    for task, given in ((pairs, ["c", None]), (TextTask(texts=("a",)), ["c", "d"])):
+        with pytest.raises(InputError, match="pair"):
+            task.from_texts(["a", "b"], given)
