@@ -119,9 +119,13 @@ def test_calls_that_a_fine_tuned_model_refuses(vocabulary: list[str], tmp_path: 
         sources.write_fine_tuned(tmp_path / kind, checkpoint, kind, RECORDS[kind][0], size=2)
     pairs, choice = (bert_jax.load(str(tmp_path / kind)) for kind in ("classify", "choose"))
     for model, text, pair, message in (
-        (pairs, "a", None, "got 1 text"), (pairs, ["a", "b"], ["c", None], "got 1 text"), (pairs, [("a", "b")], None, "text="),
-        (pairs, "a", 5, "text=5"), (choice, "a", ["b", 5], "text=5"), (choice, "a", "b", "endings"),
-    ):  # fmt: skip
+        (pairs, "a", None, "got 1 text"),
+        (pairs, ["a", "b"], ["c", None], "got 1 text"),
+        (pairs, [("a", "b")], None, "text="),
+        (pairs, "a", 5, "text=5"),
+        (choice, "a", ["b", 5], "text=5"),
+        (choice, "a", "b", "endings"),
+    ):
         with pytest.raises(InputError, match=message):
             model.predict(text, pair)
     assert len(pairs.predict(["a", "b"], ["c", "d"])) == 2
