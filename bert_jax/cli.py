@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -85,6 +86,10 @@ def main(words: Sequence[str] | None = None) -> int:
     except Exception as error:
         if message := _disk_error(error):
             return _fail(options.command, f"{message}; free space, or check disk and limits, and run it again", 1)
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            return _fail(options.command, "the working folder was deleted; change to another", 2)
         if isinstance(error, _PATH_ERRORS) or getattr(error, "errno", 0) in (errno.ENAMETOOLONG, errno.EROFS):
             return _fail(options.command, str(error), 2)
         traceback.print_exc()
@@ -105,6 +110,8 @@ def _run(options: argparse.Namespace) -> None:
     more: dict[str, Any] = {}
     is_first, is_run = True, options.command in _JOINED and not getattr(options, "dry_run", False)
     with ExitStack() as stack:
+        if options.command == "check":
+            signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: its folder is removed
         if arguments.takes(options.command, "stop") and is_run:
             more["stop"] = stack.enter_context(StopSignal())  # before the imports, which take seconds
         if is_run:

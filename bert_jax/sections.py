@@ -156,14 +156,17 @@ def from_mapping(kind: type[S], values: Mapping[str, Any]) -> S:
 
 
 def with_values(section: S, values: Mapping[str, Any]) -> S:
-    """Returns the section with other values, by dotted key; `phases.1.KEY` is a key of one phase.
+    """Returns the section with other values, by dotted key.
+
+    `phases.1.KEY` is a key of one phase, and `NAME.KEY` an entry of a field that is a mapping.
 
     Raises InputError, with the key, for an unknown one and for an invalid value.
     """
     known = dict(flatten(section))
     of_phases = {key: match for key in values if (match := _PHASE_KEY.fullmatch(key)) and match[1] in known}
     for key in values:
-        if key not in known and key not in of_phases:
+        in_mapping = isinstance(known.get(key.partition(".")[0]), Mapping)
+        if key not in known and key not in of_phases and not in_mapping:
             raise InputError(f"{key}: unknown key{nearest(key, known)}")
     section = _updated(section, {key: value for key, value in values.items() if key not in of_phases})
     for key, match in of_phases.items():
@@ -205,7 +208,8 @@ def _updated(section: S, values: Mapping[str, Any]) -> S:
             changes[name] = value
     for name, part in inner.items():
         try:
-            changes[name] = _updated(getattr(section, name), part)
+            value = getattr(section, name)
+            changes[name] = {**value, **part} if isinstance(value, Mapping) else _updated(value, part)
         except InputError as error:
             raise InputError(f"{name}.{error}") from error
     return dataclasses.replace(section, **changes)

@@ -18,6 +18,7 @@ import bert_jax.inference.pretrained
 from bert_jax import cli
 from bert_jax.command_line import arguments as module
 from bert_jax.command_line.arguments import COMMANDS
+from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import SPECIAL_TOKENS, read_tokenizer
 from bert_jax.tracking.metrics import read_metrics
 
@@ -280,6 +281,54 @@ def test_bad_keys(dataset_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     fails_with_one_line([*pretrain, "--config.optimizer.warmup=3"], capsys, "optimizer.warmup_steps")
     fails_with_one_line([*pretrain, "--config.total_steps=many"], capsys, "total_steps=many", "int")
     fails_with_one_line(["pretrain", "--config=bert_tony", f"--workdir={tmp_path}"], capsys, "bert_tiny")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "inspect ''", "report '' --output=a.html", "report a --output=", "fill-mask --checkpoint= '[MASK]'",
+        "prepare --input '' --vocab=t.json --output=d", "prepare --input a --vocab= --output=d",
+        "vocab --input a '' --output=t.json", "features --checkpoint=a --input= --output=b",
+        "pretrain --config=bert_tiny --workdir=", "check --workdir=", "import --source= --output=a",
+    ],
+)  # fmt: skip
+def test_empty_paths_are_refused(words: str, capsys: pytest.CaptureFixture):
+    fails_with_one_line(shlex.split(words), capsys, "the path is empty")
+
+
+def test_python_has_the_checks_of_the_command_line(tmp_path: Path):
+    with pytest.raises(InputError, match=r"^data=: the path is empty"):
+        bert_jax.inspect("")
+    with pytest.raises(InputError, match=r"^pool=max: expected one of mean, cls"):
+        bert_jax.features("a", "b", "c", pool="max")
+    with pytest.raises(InputError, match=r"^output=.*tokenizer: .*\.json"):
+        bert_jax.vocab(str(tmp_path / "tokenizer"), input="text.txt")
+    assert "\n" in str(bert_jax.Result({"a": 1, "b": 2}))
+
+
+def test_errors_name_options_and_keys_as_they_are_typed():
+    pretrain = cli.parse(["pretrain", "--config=bert_tiny", "--config.sed=1"])
+    for message, expected in {
+        "sed: unknown key (did you mean seed?)": "--config.sed: unknown key (did you mean seed?)",
+        "optimizer.b1=2.0: must be less": "--config.optimizer.b1=2.0: must be less",
+        "mfu=3: at most 1; a/seed=3, --mfu=0.5": "--mfu=3: at most 1; a/seed=3, --mfu=0.5",
+        "the model: nothing": "the model: nothing",
+    }.items():
+        assert module.in_options(message, pretrain) == expected
+    vocab = cli.parse(["vocab", "--output=a", "--from=b"])
+    assert module.in_options("from=b: x", vocab) == "--from=b: x"
+
+
+def test_closed_streams_and_a_deleted_folder_end_no_run(tmp_path: Path):
+    (tmp_path / "a.txt").write_text(helpers.make_corpus(documents=40))
+    command = shlex.join(map(str, helpers.command("vocab", "--input", tmp_path / "a.txt", "--size=100")))
+    done = subprocess.run(["bash", "-c", f"{command} --output {tmp_path / 't.json'} 2>&- <&- >&-"], check=False)
+    assert done.returncode == 0
+    assert read_tokenizer(tmp_path / "t.json").vocab_size == 100
+    gone = f"mkdir {tmp_path / 'x'} && cd {tmp_path / 'x'} && rmdir {tmp_path / 'x'} && {command} --output t.json"
+    done = subprocess.run(["bash", "-c", gone], check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "bert-jax vocab: the working folder was deleted; change to another\n"
 
 
 def test_bad_checkpoints(dataset_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture):

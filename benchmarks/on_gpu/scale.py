@@ -41,14 +41,10 @@ class Scale:
     round_seconds: float = 1.0
     curve: dict[str, Any] = field(
         default_factory=lambda: {
-            "total_steps": 4000,
-            "global_batch_size": 1024,
-            "optimizer.learning_rate": 5e-4,
-            "optimizer.bias_correction": True,
-            "log_every_steps": 20,
-            "eval_batches": 4,
+            "total_steps": 4000, "global_batch_size": 1024, "optimizer.learning_rate": 5e-4,
+            "optimizer.bias_correction": True, "log_every_steps": 20, "eval_batches": 4,
         }
-    )
+    )  # fmt: skip
     curve_rows: tuple[int, ...] = (512, 256, 128, 64, 32)
     least_curve_seconds: float = 120.0
     vocab_size: int = 30_522
@@ -57,29 +53,12 @@ class Scale:
 
 FULL = Scale()
 REHEARSAL = Scale(
-    large="bert:L1_H64",
-    small="bert:L1_H64",
-    small_rows=4,
-    repeated_steps=2,
-    batches={128: (8, 4), 512: (2,)},
-    rows={128: 4},
-    lengths=(128,),
-    rounds=2,
-    round_seconds=0.05,
+    large="bert:L1_H64", small="bert:L1_H64", small_rows=4, repeated_steps=2, batches={128: (8, 4), 512: (2,)},
+    rows={128: 4}, lengths=(128,), rounds=2, round_seconds=0.05, curve_rows=(8,), least_curve_seconds=1.0,
     curve={
-        "total_steps": 24,
-        "global_batch_size": 16,
-        "optimizer.learning_rate": 5e-4,
-        "optimizer.bias_correction": True,
-        "log_every_steps": 4,
-        "eval_batches": 1,
-        "model.num_hidden_layers": 1,
-        "model.hidden_size": 64,
-        "model.num_attention_heads": 1,
-        "model.intermediate_size": 128,
+        "total_steps": 24, "global_batch_size": 16, "optimizer.learning_rate": 5e-4, "optimizer.bias_correction": True,
+        "log_every_steps": 4, "eval_batches": 1, "model.num_hidden_layers": 1, "model.hidden_size": 64,
+        "model.num_attention_heads": 1, "model.intermediate_size": 128,
     },
-    curve_rows=(8,),
-    least_curve_seconds=1.0,
-    vocab_size=512,
-    text=("json", "email"),
-)
+    vocab_size=512, text=("json", "email"),
+)  # fmt: skip

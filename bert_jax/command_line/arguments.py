@@ -18,7 +18,6 @@ from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from bert_jax import __version__, config_listing
-from bert_jax.config_keys import StudyConfig
 from bert_jax.errors import InputError
 from bert_jax.option_fields import CheckedOptions
 from bert_jax.sections import Section, flatten
@@ -151,7 +150,7 @@ def call(options: argparse.Namespace, **more: Any) -> Any:
         if issubclass(kind, Section) and options.config is not None:
             from bert_jax.config import load_config
 
-            value: Any = load_config(options.config, gather(kind, options.overrides), kind=kind)
+            value: Any = load_config(options.config, options.overrides, kind=kind)
         elif issubclass(kind, CheckedOptions):
             value = kind(**{field.name: getattr(options, field.name) for field in _shown(kind)})
         elif name in more or not hasattr(options, name):
@@ -168,15 +167,6 @@ def call(options: argparse.Namespace, **more: Any) -> Any:
 def takes(name: str, parameter: str) -> bool:
     """Returns whether the function of a command has a parameter."""
     return parameter in inspect.signature(COMMANDS[name]).parameters
-
-
-def gather(kind: type, overrides: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Returns the overrides of a config by key; those of every task of a study are one mapping."""
-    prefix = "finetuning."
-    of_tasks = {key.removeprefix(prefix): text for key, text in overrides if key.startswith(prefix)}
-    if kind is not StudyConfig or not of_tasks:
-        return dict(overrides)
-    return {**{key: text for key, text in overrides if not key.startswith(prefix)}, "finetuning": of_tasks}
 
 
 def in_options(message: str, options: argparse.Namespace) -> str:

@@ -33,6 +33,20 @@ class Result(dict[str, Any]):
         return finite_json(self, indent=2, ensure_ascii=False)
 
 
+def described(values: Mapping[str, Any]) -> str:
+    """Returns a line for each value, with its name."""
+    width = max(map(len, values))
+    texts = {
+        key: f"{value:,}"
+        if type(value) is int
+        else ", ".join(map(str, value))
+        if isinstance(value, list)
+        else str(value)
+        for key, value in values.items()
+    }
+    return "\n".join(f"{key:<{width}}  {text}" for key, text in texts.items())
+
+
 def quoted(value: str) -> str:
     """Quotes a value for the shell; a path that begins with "-" would be an option."""
     return shlex.quote(f"./{value}" if value.startswith("-") and value != "-" else value)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bert_jax.command_line.arguments import File, FileOrCheckpoint, Folder, Option, command
-from bert_jax.command_line.result import Result, quoted
+from bert_jax.command_line.result import Result, described, quoted
 from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
 from bert_jax.errors import InputError
@@ -74,7 +74,6 @@ def vocab(
         raise InputError(f"output={output}: already exists; choose another path or delete it")
     atomic.check_file_output(output)
     more: dict[str, Any] = {}
-    text = ""
     if from_:
         from bert_jax.text.conversion import convert_vocabulary
 
@@ -82,24 +81,26 @@ def vocab(
             from_, cased=training.cased, keep_accents=training.keep_accents, pretokenized=training.pretokenized
         )
     elif extend:
-        tokenizer, more, text = _extend(extend, extension, input, reading, bars)
+        tokenizer, more = _extend(extend, extension, input, reading, bars)
     else:
         from bert_jax.text.vocabulary_training import train_vocabulary
 
         with _documents(input, reading, not training.cased, bars) as documents:
             tokenizer = train_vocabulary(documents, training)
     atomic.write_whole(path, tokenizer.file_bytes())
-    pieces = tokenizer.vocab_size
-    values = {"output": output, "pieces": pieces, "kind": tokenizer.kind, "cased": not tokenizer.lowercase}
+    values = {
+        "output": output, "pieces": tokenizer.vocab_size, "kind": tokenizer.kind, "cased": not tokenizer.lowercase,
+        **more,
+    }  # fmt: skip
     corpus = " ".join(map(quoted, input or ["text/*.txt"]))
     prepare = f"bert-jax prepare --input {corpus} --vocab {quoted(output)} --output data"
-    return Result({**values, **more}, f"{output}: {pieces:,} pieces{text}", [prepare])
+    return Result(values, described(values), [prepare])
 
 
 def _extend(
     extend: str, extension: ExtensionOptions, input: Sequence[str], reading: CorpusOptions, bars: Bars
-) -> tuple["Tokenizer", dict[str, Any], str]:
-    """Returns a longer vocabulary, with the values and the text that describe what was added."""
+) -> tuple["Tokenizer", dict[str, Any]]:
+    """Returns a longer vocabulary, and values that describe what was added."""
     from bert_jax.text.vocabulary_extension import check_wordpiece, extend_by_documents
 
     old = _open_tokenizer(extend)
@@ -109,17 +110,11 @@ def _extend(
             documents, old, number=extension.add, min_count=extension.min_count,
             replace_unused=extension.replace_unused,
         )  # fmt: skip
-    words = extended.words
-    values = {
-        "extends": extend, "added": len(words),
-        "replaced_unused": old.vocab_size + len(words) - extended.tokenizer.vocab_size,
+    added = len(extended.words)
+    return extended.tokenizer, {
+        "extends": extend, "added": added, "replaced_unused": old.vocab_size + added - extended.tokenizer.vocab_size,
         "tokens_before": extended.tokens_before, "tokens_after": extended.tokens_after,
     }  # fmt: skip
-    text = (
-        f", {len(words):,} of them new, such as {', '.join(words[:5])}; "
-        f"{extended.tokens_after:,} tokens in the input instead of {extended.tokens_before:,}"
-    )
-    return extended.tokenizer, values, text
 
 
 @contextmanager

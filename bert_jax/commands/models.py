@@ -2,10 +2,10 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from bert_jax.command_line.arguments import Checkpoint, File, Folder, Option, command
-from bert_jax.command_line.result import Result, quoted
+from bert_jax.command_line.result import Result, described, quoted
 from bert_jax.errors import InputError
 from bert_jax.progress import Bars, silent
 
@@ -74,10 +74,8 @@ def predict(
         open_model_of(checkpoint), input, output, texts=text, with_text=with_text, strict=strict,
         batch_size=batch_size, bars=bars,
     )  # fmt: skip
-    return Result(
-        {"output": output, "predictions": count}, f"{output}: {count:,} predictions",
-        [f"bert-jax evaluate --checkpoint={quoted(checkpoint)} --data=FILE"],
-    )  # fmt: skip
+    values = {"output": output, "predictions": count}
+    return Result(values, described(values), [f"bert-jax evaluate --checkpoint={quoted(checkpoint)} --data=FILE"])
 
 
 @command
@@ -142,15 +140,11 @@ def features(
     extracted = extract(
         checkpoint, input, output, layers=layers, pool=pool, seq_len=seq_len, batch_size=batch_size, bars=bars
     )
-    text = f"{output}: {extracted.lines:,} lines, {extracted.tokens:,} tokens, layers {extracted.layers}"
-    text += f", pooled by {pool}" if pool else ""
-    if extracted.cut:
-        text += f"; truncated to {extracted.seq_len} tokens: {extracted.cut:,} line{'s' * (extracted.cut > 1)}"
     values = {
         "output": output, "lines": extracted.lines, "tokens": extracted.tokens, "layers": extracted.layers,
         "pool": pool, "seq_len": extracted.seq_len, "truncated_lines": extracted.cut,
     }  # fmt: skip
-    return Result(values, text)
+    return Result(values, described(values))
 
 
 @command
@@ -189,24 +183,18 @@ def export(
                 "and export one WORKDIR/checkpoints/STEP"
             )
         opened = open_model_of(checkpoint)
-        programs = list(stablehlo.export(opened, output))
-        text = f"{output}: {opened.path} as StableHLO, programs: {', '.join(programs)}"
-        return Result({"output": output, "checkpoint": str(opened.path), "programs": programs}, text)
+        programs = stablehlo.export(opened, output)
+        values: dict[str, Any] = {"output": output, "checkpoint": str(opened.path), "programs": list(programs)}
+        return Result(values, described(values))
     if steps:
         revisions = huggingface.export_steps(checkpoint, output, steps, publication)
-        text = "\n".join(
-            f"{revision.folder}: step {revision.step} in Hugging Face format, as {revision.architecture}"
-            f"{'' if revision.is_new else ', written before'}"
-            for revision in revisions
-        )
-        return Result({"output": output, "checkpoint": checkpoint, "steps": list(map(vars, revisions))}, text)
+        values = {"output": output, "checkpoint": checkpoint, "steps": list(map(vars, revisions))}
+        return Result(values, "\n\n".join(map(described, values["steps"])))
     opened = open_model_of(checkpoint)
     architecture = huggingface.export(opened, output, publication)
+    values = {"output": output, "checkpoint": str(opened.path), "architecture": architecture}
     program = f"from transformers import AutoModel; print(AutoModel.from_pretrained({output!r}))"
-    return Result(
-        {"output": output, "checkpoint": str(opened.path), "architecture": architecture},
-        f"{output}: {opened.path} in Hugging Face format, as {architecture}", [f"python -c {quoted(program)}"],
-    )  # fmt: skip
+    return Result(values, described(values), [f"python -c {quoted(program)}"])
 
 
 @command
@@ -243,14 +231,13 @@ def import_(
     checkpoint = import_checkpoint(
         source, output, lowercase=uncased if cased or uncased else None, layers=[*map(int, words)] or None, drop=drop
     )
-    task = None if checkpoint.task is None else checkpoint.task["name"]
     values = {
         "output": output, "vocab_size": checkpoint.tokenizer.vocab_size,
-        "cased": not checkpoint.tokenizer.lowercase, "heads": list(checkpoint.heads), "task": task,
+        "cased": not checkpoint.tokenizer.lowercase, "heads": list(checkpoint.heads),
+        "task": None if checkpoint.task is None else checkpoint.task["name"],
     }  # fmt: skip
-    text = f"{output}: {checkpoint.tokenizer}, heads: {', '.join(checkpoint.heads) or 'none'}"
     init = f"--workdir=WORKDIR --config.init={quoted(output)}"
-    return Result(values, text + ("" if task is None else f", fine-tuned: {task}"), [
+    return Result(values, described(values), [
         f"bert-jax finetune --config=finetune/glue:TASK {init} --config.data.path=FOLDER",
         f"bert-jax prepare --input 'text/*.txt' --vocab {quoted(output)} --output=DATASET",
         f"bert-jax pretrain --config=continue {init} --config.data.path=DATASET",

@@ -1,7 +1,6 @@
 """`check`; `pretrain`, `finetune`, `study` and `compile`, which take a config; `report`, `configs` and `completion`."""
 
 import json
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
@@ -34,7 +33,6 @@ def check(workdir: Folder | None = None) -> Result:
     """
     from bert_jax.device_check import check_devices
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: the folder is removed
     parts = list(check_devices(workdir))
     failed = [part.name for part in parts if not part.ok]
     text = "\n".join(

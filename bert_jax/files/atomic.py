@@ -195,18 +195,20 @@ def whole_folder(folder: epath.Path, last: str, scratch: str | None = None) -> I
         raise InputError(f"--output={folder}: a mount point cannot be replaced; expected a folder in it: {folder}/NAME")
     for parent in (Path(folder).parent, final.parent):  # with a/b/../c, also a/b
         parent.mkdir(parents=True, exist_ok=True)
-    partial = final.with_name(f".{final.name}.partial-{os.urandom(4).hex()}")
+    token = os.urandom(4).hex()
+    unlocked, partial = (final.with_name(f".{final.name}.{kind}-{token}") for kind in ("new", "partial"))
     for left in final.parent.glob(f".{glob.escape(final.name)}.partial-*"):
         _delete_abandoned(left)
-    partial.mkdir()
-    if final.is_dir():
-        with contextlib.suppress(OSError):  # not of the group
-            os.chown(partial, -1, final.stat().st_gid)
-        shutil.copymode(final, partial)
-    descriptor = os.open(partial, os.O_RDONLY)
+    unlocked.mkdir()  # renamed once it has its lock, or another process might delete it
+    descriptor = os.open(unlocked, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
+        unlocked.rename(partial)
+        if final.is_dir():
+            with contextlib.suppress(OSError):  # not of the group
+                os.chown(partial, -1, final.stat().st_gid)
+            shutil.copymode(final, partial)
         yield epath.Path(partial)
         _sync(partial)
         try:

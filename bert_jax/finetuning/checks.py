@@ -28,12 +28,6 @@ def check_config(config: FinetuneConfig) -> None:
     check_environment(config)
     if config.task.kind not in KINDS:
         raise InputError(f"task.kind={config.task.kind}: must be one of {', '.join(KINDS)}")
-    _check_early_stopping(config)
-    if config.task.class_weights and (config.task.kind in ("squad", "choice") or config.task.regression):
-        raise InputError(
-            f"task.class_weights={config.task.class_weights:.80}: the task has no classes, got task.kind="
-            f"{config.task.kind}, task.regression={config.task.regression}; leave it empty"
-        )
     if config.task.positive_label and config.task.kind != "text":
         raise InputError(
             f"task.positive_label={config.task.positive_label}: task.kind={config.task.kind} does not support it, only "
@@ -43,11 +37,6 @@ def check_config(config: FinetuneConfig) -> None:
         raise InputError(
             f"head.bilstm_layers={config.head.bilstm_layers}: requires a BiLSTM, got head.bilstm=0; set its units"
         )
-    if not config.init:
-        raise InputError("init is empty; set the checkpoint to start from with --config.init=CHECKPOINT")
-
-
-def _check_early_stopping(config: FinetuneConfig) -> None:
     patience, min_delta = config.early_stopping.patience, config.early_stopping.min_delta
     if patience and not config.keep_best:
         raise InputError(
@@ -58,6 +47,8 @@ def _check_early_stopping(config: FinetuneConfig) -> None:
         raise InputError(
             f"early_stopping.min_delta={min_delta}: has no effect without early stopping; set early_stopping.patience=2"
         )
+    if not config.init:
+        raise InputError("init is empty; set the checkpoint to start from with --config.init=CHECKPOINT")
 
 
 def check_best(config: FinetuneConfig, splits: Sequence[Split]) -> None:

@@ -61,6 +61,11 @@ class Table:
     pretraining: dict[str, dict[str, Any]] = field(default_factory=dict)
     pretraining_seeds: dict[str, Sequence[int | None]] = field(default_factory=dict)
 
+    def score(self, row: str, column: str) -> tuple[float, float | None] | None:
+        """Returns mean and standard deviation of a cell; None without one."""
+        cell = self.cells.get((row, column))
+        return (cell.mean, cell.deviation) if cell else None
+
     def difference(self, row: str, column: str) -> tuple[float, float | None] | None:
         """Returns the difference of the row's mean to the first row's, and its standard error.
 
@@ -129,13 +134,11 @@ def render(table: Table) -> str:
         )
     if table.note:
         parts.append(table.note)
+    parts.append(_scores(table, table.rows, table.score, table.paper_number))
     others = table.rows[1:]
-    parts.append(_scores(table, table.rows, lambda row, column: _mean(table, row, column), table.paper_number))
     if any(table.difference(row, column) for row in others for column in table.columns):
         parts.append(f"## Difference to {table.rows[0]}, ± its standard error")
-        parts.append(
-            _scores(table, others, lambda row, column: _difference(table, row, column), table.paper_difference)
-        )
+        parts.append(_scores(table, others, table.difference, table.paper_difference, "+"))
     if table.pretraining:
         parts.append("## Pre-training, on held-out text")
         parts.append(_pretraining(table))
@@ -149,21 +152,22 @@ def _count(counts: Collection[int], noun: str) -> str:
 
 
 def _scores(
-    table: Table, rows: Sequence[str], ours: Callable[[str, str], str], paper: Callable[[str, str], float | None]
-) -> str:
+    table: Table, rows: Sequence[str], ours: Callable[[str, str], tuple[float, float | None] | None],
+    paper: Callable[[str, str], float | None], sign: str = "",
+) -> str:  # fmt: skip
     """Renders rows by columns; a column with numbers in the paper is followed by a column of these."""
-    has_paper = {column for column in table.columns if any(table.paper_number(row, column) for row in table.rows)}
-    signs = "+" if rows is not table.rows else ""
     heads, lines = [""], [[row] for row in rows]
     for column in table.columns:
-        heads.append(column)
+        digits = _DIGITS.get(column, 1)
+        has_paper = any(table.paper_number(row, column) is not None for row in table.rows)
+        heads += [column, "paper"] if has_paper else [column]
         for line in lines:
-            line.append(ours(line[0], column))
-        if column in has_paper:
-            heads.append("paper")
-            for line in lines:
-                number = paper(line[0], column)
-                line.append("" if number is None else f"{number:{signs}.{_DIGITS.get(column, 1)}f}")
+            pair, number = ours(line[0], column), paper(line[0], column)
+            value, error = pair or (None, None)
+            text = "" if value is None else f"{value:{sign}.{digits}f}"
+            line.append(text if error is None else f"{text} ± {error:.{digits}f}")
+            if has_paper:
+                line.append("" if number is None else f"{number:{sign}.{digits}f}")
     return _markdown(heads, lines)
 
 
@@ -183,18 +187,3 @@ def _pretraining(table: Table) -> str:
 def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     cells = [heads, ["---"] * len(heads), *lines]
     return "\n".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in cells)
-
-
-def _mean(table: Table, row: str, column: str) -> str:
-    cell, digits = table.cells.get((row, column)), _DIGITS.get(column, 1)
-    if cell is None:
-        return ""
-    return f"{cell.mean:.{digits}f}" + ("" if cell.deviation is None else f" ± {cell.deviation:.{digits}f}")
-
-
-def _difference(table: Table, row: str, column: str) -> str:
-    difference, digits = table.difference(row, column), _DIGITS.get(column, 1)
-    if difference is None:
-        return ""
-    value, error = difference
-    return f"{value:+.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")

@@ -6,6 +6,7 @@
 import json
 import logging
 import re
+import struct
 import unicodedata
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,6 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.text import sentencepiece_proto
 from bert_jax.text.bert_rules import LIBRARY, PRETOKENIZED, REFERENCE
 from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer, find_special_tokens, read_settings, read_tokenizer
 from bert_jax.text.wordpiece import CONTINUATION, LIBRARY_MAX_WORD_CHARACTERS, wordpiece_tokenizer
@@ -150,15 +150,19 @@ def read_sentencepiece(path: epath.Path) -> Tokenizer:
     """
     try:
         data = atomic.read_whole(path)
-        tokenizer = _from_proto(sentencepiece_proto.parse(data))
-        _log_differences(path, tokenizer, data)
-        return tokenizer
     except OSError as error:
         raise InputError(
             f"{path}: cannot be read ({error.strerror or error}); expected a SentencePiece model"
         ) from error
+    try:
+        library = sentencepiece.SentencePieceProcessor(model_proto=data)
+        tokenizer = _from_model(_Message(data))
+    except (RuntimeError, ValueError) as error:
+        raise InputError(f"{path}: not a SentencePiece model, or damaged ({error!s:.200}); restore the file") from error
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
+    _log_differences(path, tokenizer, library)
+    return tokenizer
 
 
 def _named(path: epath.Path, vocab: Sequence[str], lowercase: bool, **rules: Any) -> Tokenizer:
@@ -226,52 +230,83 @@ def _capital(vocab: Sequence[str]) -> str:
     return next(iter(letters or capitals), "") if letters or len(capitals) > _CASED_SHARE * len(words) else ""
 
 
-def _from_proto(proto: Any) -> Tokenizer:
-    """Returns the tokenizer of a parsed SentencePiece model."""
-    trainer, spec = proto.trainer_spec, proto.normalizer_spec
-    for name in ("treat_whitespace_as_suffix", "byte_fallback"):
-        if getattr(trainer, name):
-            raise InputError(f"the SentencePiece model has {name}=true: expected false; train one without it")
-    for name in ("add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces"):
-        if spec.HasField(name) and not getattr(spec, name):
-            raise InputError(f"the SentencePiece model has {name}=false: expected true; train one with it")
-    pieces = [(piece.piece, piece.score) for piece in proto.pieces]
-    unk = next((index for index, one in enumerate(proto.pieces) if one.type == sentencepiece_proto.UNKNOWN), None)
-    if unk is None:
-        raise InputError("the SentencePiece model has no unknown token")
-    if trainer.model_type in (0, sentencepiece_proto.UNIGRAM):
-        model: models.Model = models.Unigram(pieces, unk_id=unk, byte_fallback=False)
-    elif trainer.model_type == sentencepiece_proto.BPE:
-        model = _bpe(
-            [piece for piece, _ in pieces], [one.type in (0, sentencepiece_proto.NORMAL) for one in proto.pieces], unk
-        )
+class _Message:
+    """A protocol buffer message, by field number. The compiled module of sentencepiece requires protobuf 7."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+        self._fields: dict[int, list[Any]] = {}
+        while self._at < len(data):
+            number, kind = divmod(self._varint(), 8)
+            value: Any = self._varint() if kind == 0 else self._bytes({1: 8, 5: 4}.get(kind) or self._varint())
+            self._fields.setdefault(number, []).append(value)
+
+    def _varint(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._bytes(1)[0]
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    def _bytes(self, size: int) -> bytes:
+        self._at += size
+        if self._at > len(self._data):
+            raise ValueError("the file ends within a field")
+        return self._data[self._at - size : self._at]
+
+    def get(self, number: int, default: Any) -> Any:
+        """Returns the last value of a field: an integer, or bytes."""
+        return self._fields.get(number, [default])[-1]
+
+    def messages(self, number: int) -> "list[_Message]":
+        """Returns all values of a field, which are messages."""
+        return [_Message(data) for data in self._fields.get(number, [])]
+
+
+_NORMAL, _UNKNOWN, _USER_DEFINED = 1, 2, 4  # types of a piece
+_REQUIRED = {  # fields of `TrainerSpec` and of `NormalizerSpec` in sentencepiece_model.proto, with their defaults
+    2: {"treat_whitespace_as_suffix": (24, False), "byte_fallback": (35, False)},
+    3: {"add_dummy_prefix": (3, True), "remove_extra_whitespaces": (4, True), "escape_whitespaces": (5, True)},
+}
+
+
+def _from_model(proto: _Message) -> Tokenizer:
+    """Returns the tokenizer of a SentencePiece model."""
+    for part, fields in _REQUIRED.items():
+        for name, (number, expected) in fields.items():
+            if any(message.get(number, expected) != expected for message in proto.messages(part)):
+                raise InputError(
+                    f"the SentencePiece model has {name}={json.dumps(not expected)}: expected {json.dumps(expected)}; "
+                    "train one with it"
+                )
+    [trainer], [normalizer] = proto.messages(2) or [_Message(b"")], proto.messages(3) or [_Message(b"")]
+    entries = proto.messages(1)
+    pieces = [entry.get(1, b"").decode() for entry in entries]
+    scores = [struct.unpack("<f", entry.get(2, bytes(4)))[0] for entry in entries]
+    types = [entry.get(3, _NORMAL) for entry in entries]
+    unk = types.index(_UNKNOWN)
+    kind, table = trainer.get(3, 1), normalizer.get(2, b"")
+    if kind not in (1, 2):
+        raise InputError(f"the SentencePiece model has model_type={kind}: expected 1 (unigram) or 2 (BPE)")
+    if kind == 1:
+        model: models.Model = models.Unigram(list(zip(pieces, scores, strict=True)), unk_id=unk, byte_fallback=False)
     else:
-        raise InputError(
-            f"the SentencePiece model has model_type={trainer.model_type}: expected 1 (unigram) or 2 (BPE)"
-        )
+        model = _bpe(pieces, [one == _NORMAL for one in types], unk)
     fast = tokenizers.Tokenizer(model)
-    try:
-        table = [normalizers.Precompiled(spec.precompiled_charsmap)] if spec.precompiled_charsmap else []
-    except Exception as error:  # the library raises no other class
-        raise InputError(f"the SentencePiece model is damaged ({error}); restore the file") from error
+    steps = [normalizers.Precompiled(table)] if table else []
     spaces = [normalizers.Replace(Regex("[ ▁]+"), " "), normalizers.Replace(Regex(" $"), "")]
-    fast.normalizer = normalizers.Sequence([*table, *spaces])
+    fast.normalizer = normalizers.Sequence([*steps, *spaces])
     fast.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=True)
     fast.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="first", split=True)
-    fast.add_tokens([one.piece for one in proto.pieces if one.type == sentencepiece_proto.USER_DEFINED])
-    content = json.loads(fast.to_str())
-    names = find_special_tokens(
-        {piece: index for index, (piece, _) in enumerate(pieces)}, (None, pieces[unk][0], *[None] * 3)
-    )
-    return Tokenizer(content, names)
+    fast.add_tokens([piece for piece, one in zip(pieces, types, strict=True) if one == _USER_DEFINED])
+    names = find_special_tokens({piece: index for index, piece in enumerate(pieces)}, (None, pieces[unk], *[None] * 3))
+    return Tokenizer(json.loads(fast.to_str()), names)
 
 
-def _log_differences(path: epath.Path, tokenizer: Tokenizer, model: bytes) -> None:
+def _log_differences(path: epath.Path, tokenizer: Tokenizer, library: sentencepiece.SentencePieceProcessor) -> None:
     """Logs how many pieces, and characters between letters, have other ids in the `sentencepiece` library."""
-    try:
-        library = sentencepiece.SentencePieceProcessor(model_proto=model)
-    except RuntimeError as error:
-        raise InputError(f"the SentencePiece model is damaged ({error}); restore the file") from error
     special = {*tokenizer.special_tokens}
     texts = [piece.replace("▁", " ") for piece in tokenizer.vocab if piece not in special]
     texts += [f"a{chr(code)}b" for code in range(0x10000) if unicodedata.category(chr(code)) not in ("Cn", "Co", "Cs")]

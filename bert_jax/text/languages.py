@@ -14,9 +14,6 @@ OWN_RULES = frozenset(_OWN_RULES.split())
 WITHOUT_SENTENCE_MARKS = {"th": "Thai", "lo": "Lao"}
 """Languages whose texts have spaces between clauses and sentences, and mostly no mark at the end of a sentence."""
 
-DOTTED_AND_DOTLESS_I = {"tr": "Turkish", "az": "Azerbaijani"}
-"""Languages with the letters İ i and I ı, which lower-casing by Unicode's rules confuses."""
-
 _CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
 
 
@@ -29,18 +26,8 @@ def check_language(code: str) -> None:
         )
 
 
-def warn_of_language(code: str, lowercase: bool, splits: bool) -> None:
-    """Logs a warning if text of a language is lower-cased wrongly, or is split by the rules of another one.
-
-    Args:
-      code: the language code.
-      lowercase: the vocabulary is uncased.
-      splits: lines are split into sentences.
-    """
-    if lowercase and (name := DOTTED_AND_DOTLESS_I.get(code.partition("-")[0])):
-        log.warning("--language=%s: %s", code, cased_i_advice(name))
-    if not splits:
-        return
+def warn_of_language(code: str) -> None:
+    """Logs a warning if lines of a language are split into sentences by the rules of another one."""
     if code in WITHOUT_SENTENCE_MARKS:
         log.warning(
             "--language=%s: %s has no mark at the end of a sentence, so sentences end only with their line and at "
@@ -52,11 +39,3 @@ def warn_of_language(code: str, lowercase: bool, splits: bool) -> None:
         log.warning(
             "--language=%s has no sentence rules of its own: using those of a related language or English", code
         )
-
-
-def cased_i_advice(language: str) -> str:
-    """Returns the advice to keep the case of a language with dotted and dotless i."""
-    return (
-        f"lower-casing is wrong for {language}: it turns I into i, and İ into i with a combining dot; train a "
-        "vocabulary with --cased"
-    )

@@ -1,13 +1,12 @@
 """Programs of the commands: the benchmark lists all that they compile, and each compiles for TPUs."""
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import jax
 import pytest
+import tpu_programs
 from support import helpers
 from support.compilations import logged_compilations
 from support.devices import one_device  # noqa: F401
@@ -27,17 +26,11 @@ MODEL = BertConfig(
 )  # fmt: skip
 
 
-@pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(helpers.REPOSITORY / "benchmarks"))
-    return importlib.import_module("tpu_programs")
-
-
-def programs(benchmark: ModuleType, devices: Any, fsdp: int = 1) -> dict[str, Callable[[], Any]]:
+def programs(devices: Any, fsdp: int = 1) -> dict[str, Callable[[], Any]]:
     """Lists the programs of a small model."""
     sizes = {"global_batch_size": 4 * len(devices), "data.max_predictions": 8, "mesh.fsdp": fsdp}
     config = load_config("bert_tiny", [(key, str(value)) for key, value in sizes.items()])
-    return benchmark.programs(make_mesh(config.mesh, devices), config, MODEL, 64, 4 * len(devices))
+    return tpu_programs.programs(make_mesh(config.mesh, devices), config, MODEL, 64, 4 * len(devices))
 
 
 def run(command: str, *arguments: object, **overrides: object) -> None:
@@ -49,9 +42,8 @@ def run(command: str, *arguments: object, **overrides: object) -> None:
 @pytest.mark.long
 def test_all_programs_that_the_commands_compile_are_listed(
     dataset_dir: Path, corpus_file: Path, vocabulary_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    benchmark: ModuleType,
 ):  # fmt: skip
-    listed = {benchmark.name_of(benchmark.lower(found)) for found in programs(benchmark, jax.devices()[:1]).values()}
+    listed = {tpu_programs.name_of(tpu_programs.lower(found)) for found in programs(jax.devices()[:1]).values()}
     helpers.write_tokenizer(tmp_path / "new.json", [*read_tokenizer(vocabulary_file).vocab, "shipfox"])
     (tmp_path / "texts.txt").write_text("the ship .\nan owl .\n")
     (tmp_path / "train.csv").write_text("text,label\n" + "the ship sees .,a\nthe owl hears .,b\n" * 16)
@@ -91,11 +83,11 @@ def test_all_programs_that_the_commands_compile_are_listed(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("topology", "fsdp"), [("v5e:2x2", 2), ("v5e:4x4", 4), ("v4:2x2x2", 1), ("v6e:2x2", 2)])
-def test_every_program_compiles(topology: str, fsdp: int, benchmark: ModuleType):
+def test_every_program_compiles(topology: str, fsdp: int):
     try:
         target = open_target(topology)
     except InputError as error:
         pytest.skip(str(error))
-    for name, program in programs(benchmark, target.devices, fsdp).items():
-        peak = benchmark.peak_bytes(benchmark.lower(program))
+    for name, program in programs(target.devices, fsdp).items():
+        peak = tpu_programs.peak_bytes(tpu_programs.lower(program))
         assert 0 < peak < target.hbm_bytes, name

@@ -1,10 +1,10 @@
 """Links of the documentation: pages, anchors and images that exist, and a table of contents of all pages."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
+from generators import write_pages
 from support import doc_pages
 from support.helpers import REPOSITORY
 
@@ -14,13 +14,7 @@ PAGES = [*doc_pages.PAGES, *doc_pages.OTHER_PAGES, REPOSITORY / "CONTRIBUTING.md
 @pytest.fixture(scope="module", autouse=True)
 def _generated():
     """Writes the generated parts, which pages include."""
-    folders = [str(doc_pages.DOCS), str(REPOSITORY / "benchmarks")]
-    sys.path[:0] = folders
-    from generators import write_pages
-
     write_pages(doc_pages.DOCS / "_generated")
-    for folder in folders:
-        sys.path.remove(folder)
 
 
 def find_broken(page: Path) -> list[str]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from generators import write_pages
 from support import doc_pages
 from support.helpers import REPOSITORY
 
@@ -20,10 +21,7 @@ from bert_jax.sections import flatten
 def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of generated parts."""
     folder = tmp_path_factory.mktemp("generated") / "parts"
-    path = [str(doc_pages.DOCS), str(REPOSITORY / "benchmarks")]
-    program = f"import sys, pathlib; sys.path[:0] = {path!r}; from generators import write_pages; "
-    program += f"write_pages(pathlib.Path({str(folder)!r}))"
-    subprocess.run([sys.executable, "-c", program], env={**os.environ, "JAX_PLATFORMS": "cpu"}, check=True)
+    write_pages(folder)
     return folder
 
 
@@ -79,13 +77,7 @@ def test_the_api_page_names_what_is_public(generated: Path):
 def test_generated_parts_are_deterministic(generated: Path):
     before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in generated.iterdir()}
     (generated / "old.md").write_text("of another version")
-    sys.path[:0] = [str(doc_pages.DOCS), str(REPOSITORY / "benchmarks")]
-    try:
-        from generators import write_pages
-
-        write_pages(generated)
-    finally:
-        del sys.path[:2]
+    write_pages(generated)
     assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in generated.iterdir()} == before
 
 

@@ -152,6 +152,20 @@ def test_output_that_the_process_has_open_is_added_to(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["all.txt"]
 
 
+def test_a_folder_has_its_lock_before_another_process_could_delete_it(tmp_path, monkeypatch):
+    flock, unlocked = atomic.fcntl.flock, []
+
+    def list_first(descriptor, kind):
+        unlocked.extend(path.name for path in tmp_path.glob(".output.partial-*"))
+        flock(descriptor, kind)
+
+    monkeypatch.setattr(atomic.fcntl, "flock", list_first)
+    with atomic.whole_folder(epath.Path(tmp_path / "output"), last="a") as made:
+        assert made.name.startswith(".output.partial-")
+    assert not unlocked
+    assert [path.name for path in tmp_path.iterdir()] == ["output"]
+
+
 @pytest.mark.parametrize("where", ["local", "remote"])
 def test_folders_are_published_whole(where: str, store, tmp_path: Path):
     folder = FOLDER if where == "remote" else epath.Path(tmp_path / "output")

@@ -115,8 +115,6 @@ def test_class_of_weight_0_is_not_learned(checkpoint: Path, folder: Path):
 @pytest.mark.parametrize(
     ("spec", "settings"),
     [
-        ("squad", {}),
-        ("swag", {}),
         ("text", {"task.train": "train.csv", "task.label": "number", "task.regression": True}),
         ("glue:stsb", {}),
     ],

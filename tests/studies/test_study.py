@@ -11,7 +11,6 @@ from etils import epath
 from support import helpers
 
 from bert_jax.cli import main
-from bert_jax.command_line.arguments import gather
 from bert_jax.config import PretrainConfig, StudyConfig, load_config
 from bert_jax.config_keys import StudyRow, StudyTask
 from bert_jax.errors import InputError, Interrupted
@@ -79,7 +78,7 @@ def overrides(tmp_path: Path, dataset_dir: Path, checkpoint: Path) -> list[tuple
 
 
 def load_study(spec: str, overrides=()) -> StudyConfig:
-    return load_config(spec, gather(StudyConfig, list(overrides)), kind=StudyConfig)
+    return load_config(spec, overrides, kind=StudyConfig)
 
 
 def test_a_study_goes_on_where_it_was_stopped(spec: str, overrides, tmp_path: Path, monkeypatch):
@@ -141,13 +140,6 @@ def test_a_study_goes_on_where_it_was_stopped(spec: str, overrides, tmp_path: Pa
     assert (tmp_path / "run" / "table.md").read_text() == render(table)
 
 
-def test_command_refuses_an_unknown_row(spec: str, overrides, tmp_path: Path, capfd):
-    flags = [f"--config.{key}={value}" for key, value in [*overrides, ("only_rows", "('BERT',)")]]
-    assert main(["study", spec, "--workdir", str(tmp_path / "run"), *flags]) == 2
-    assert re.search(r"bert-jax study: .*only_rows.*'BERT'", capfd.readouterr().err)
-    assert not (tmp_path / "run" / "table.md").exists()
-
-
 @pytest.mark.long
 def test_the_command_runs_a_study(spec: str, overrides, tmp_path: Path, capfd):
     chosen = [*overrides, ("only_rows", "('LTR', '+ BiLSTM')"), ("finetuning.search.seeds", "(3,)")]
@@ -171,7 +163,6 @@ def test_the_command_runs_a_study(spec: str, overrides, tmp_path: Path, capfd):
         (("finetuning.num_epochs", "0"), r"row 'MLM & NSP': task 'topic': num_epochs=0"),
         (("pretraining.total_step", "1"), r"pretraining\.total_step: .*pretraining\.total_steps"),
         (("pretraining.data.path", "nowhere"), "row 'MLM & NSP': .*nowhere"),
-        (("pretraining.phases.0.steps", "3"), r"pretraining\.phases\.0\.steps: .*\b0\b"),
         (("task_data", "nowhere"), "task 'topic': .*nowhere/topics.*task_data="),
         (("finetuning.task.max_seq_len", "65"), r"row 'MLM & NSP': task 'topic': .*max_seq_len=65.*\b64\b"),
         (
@@ -182,11 +173,7 @@ def test_the_command_runs_a_study(spec: str, overrides, tmp_path: Path, capfd):
         (("pretraining.data.path", ""), r"row 'MLM & NSP': pretraining\.data\.path=:"),
         (("checkpoints.base", ""), r"row 'released': .*checkpoints\.base=CHECKPOINT"),
         (("checkpoints.base", "nowhere"), "row 'released': .*nowhere"),
-        (("rows", "(3,)"), r"rows=\(3,\): "),
         (("finetuning.search.seeds", "(1, 1)"), r"search\.seeds=\(1, 1\)"),
-        (("finetuning.search.seeds", "('a',)"), r"search\.seeds=\('a',\).*int"),
-        (("finetuning.search.seeds", "(-1,)"), r"task 'topic': seed\b.*-1"),
-        (("finetuning.search.learning_rates", "(None,)"), r"search\.learning_rates=\(None,\).*float"),
     ],
 )
 def test_what_cannot_be_is_said_before_any_run(override: tuple[str, str], message: str, spec: str, overrides):
@@ -203,12 +190,8 @@ def test_what_cannot_be_is_said_before_any_run(override: tuple[str, str], messag
         ('{"objective.lm"', '{"objective.lim"', "row 'LTR': .*objective.lim.*objective.lm"),
         ('"checkpoint": "base"', '"tasks": ["QNLI"]', "row 'released': tasks.*'QNLI'.*topic"),
         ('"checkpoint": "base"', '"checkpoint": "tiny"', "row 'released': checkpoint='tiny'.*base, large"),
-        ('"name": "LTR"', '"name": 5', r"rows\.1\.name=5"),
         ('"name": "LTR"', '"name": "+"', r"rows\.1\.name=\+: "),
         ('"paper": {"topic": 77.5}', '"paper": {"topic": None}', r"rows\.1\.paper=\{'topic': None\}"),
-        ('"paper": {"topic": 77.5}', '"paper": None', r"rows\.1\.paper=None"),
-        ('{"name": "LTR", "pretraining": LTR', '{"name": "LTR", "pretraining": "LTR"', r"rows\.1\.pretraining=LTR"),
-        ('{"head.bilstm": 8, "num_epochs": 2}', '["head.bilstm"]', r"rows\.2\.finetuning=\["),
         ('"name": "topic",', '"name": "topic", "columns": ("dev/f1",),', r"tasks\.0\.columns=\("),
         ('"name": "topic",', '"name": "topic", "scale": "x",', r"tasks\.0\.scale=x"),
         ('"config": "finetune/text",', '"columns": {"topic": "x"},', r"tasks\.0\.config="),
@@ -221,41 +204,12 @@ def test_a_wrong_study_is_named(old: str, new: str, message: str, spec: str, ove
         plan_rows(load_study(spec, overrides))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: StudyRow("LTR", paper={"topic": None}), r"^paper=\{'topic': None\}: expected a dict"),
-        (lambda: StudyRow("LTR", tasks="QNLI"), "^tasks=QNLI: expected a tuple of str values"),
-        (lambda: StudyRow("_"), "^name=_: must be a text with a letter"),
-        (lambda: StudyTask("topic"), "^config=: must be a fine-tuning config"),
-        (lambda: StudyTask("topic", "finetune/text", scale="x"), "^scale=x: expected a value of type float"),
-    ],
-)
-def test_rows_and_tasks_check_their_fields(make, message: str):
-    with pytest.raises(InputError, match=message):
-        make()
-
-
 def test_rows_and_tasks_may_be_dicts(spec: str, overrides):
     config = load_study(spec, overrides)
     (task,) = config.tasks
     assert isinstance(task, StudyTask)
     assert task.columns == {"topic": ""}
-    typed = "from bert_jax.config_keys import StudyRow\n" + CONFIG.replace(
-        '{"name": "released", "checkpoint": "base"}', 'StudyRow("released", checkpoint="base")'
-    )
-    assert "StudyRow(" in typed
-    Path(spec).write_text(typed)
-    assert load_study(spec, overrides).rows[-1] == config.rows[-1]
-    Path(spec).write_text(typed.replace("checkpoint=", "paper="))
-    with pytest.raises(InputError, match="paper=base: expected a dict"):
-        load_study(spec, overrides)
-
-
-@pytest.mark.parametrize("name", ["studies/table9", "studies/_tasks"])
-def test_a_study_that_there_is_not_is_named_with_those_there_are(name: str):
-    with pytest.raises(InputError, match=f"'?{name}'?.*studies/default, studies/table1, studies/table2"):
-        load_study(name)
+    assert isinstance(config.rows[0], StudyRow)
 
 
 def test_names_of_any_script_have_folders_of_their_own(spec: str, overrides):

@@ -127,8 +127,6 @@ def cheap(words: Sequence[str]) -> list[str]:
             words[1:1] = ["--seq_len", "128"]
         at = words.index("--seq_len") + 1
         words[at] = SEQ_LEN.get(words[at], words[at])
-    if words[0] == "check" and "--only" not in words:
-        words += ["--only", "devices"]
     if words[0] == "features" and "--seq_len" in words:
         at = words.index("--seq_len") + 1
         words[at] = SEQ_LEN.get(words[at], words[at])

@@ -1,9 +1,10 @@
 """Prepared folder of the documentation's commands: the files that pages start from, made when a page names them."""
 
+import contextlib
 import csv
+import functools
 import gzip
 import json
-import os
 import random
 import re
 import shutil
@@ -45,55 +46,47 @@ def write_rows(path: Path, columns: Iterable[str], rows: Iterable[Iterable[objec
         writer.writerows(rows)
 
 
+_TEXTS = "--input text/*.txt wiki/*.jsonl.gz"
+COMMANDS = {
+    "tokenizer.json": f"vocab {_TEXTS} --output tokenizer.json",
+    "data": f"prepare {_TEXTS} --vocab tokenizer.json --output data --seq_len 128",
+    "data128": f"prepare {_TEXTS} --vocab tokenizer.json --output data128 --seq_len 128",
+    "data512": f"prepare {_TEXTS} --vocab tokenizer.json --output data512 --seq_len 512",
+    "runs/base": "pretrain --config=bert_base --workdir=runs/base --config.data.path=data",
+    "runs/mine": "finetune --config=finetune/text --workdir=runs/mine --config.init=runs/base "
+    "--config.task.train=train.csv --config.task.dev=dev.csv",
+    "features.npz": "features --checkpoint runs/base --input lines.txt --output features.npz",
+    "hf": "export --checkpoint runs/base --output hf",
+    "imported": "import --source hf --output imported",
+}
+"""Commands of the pages that make an item."""
+NEEDS = {
+    "tokenizer.json": ("text", "wiki"), "data": ("tokenizer.json",), "data128": ("tokenizer.json",),
+    "data512": ("tokenizer.json",), "runs/base": ("data",), "runs/mine": ("runs/base", "train.csv", "dev.csv"),
+    "features.npz": ("runs/base", "lines.txt"), "hf": ("runs/base",), "imported": ("hf",),
+}  # fmt: skip
+
+
 class Store:
     """Makes and keeps the items that pages start from, each once, with the commands of the pages themselves."""
 
     def __init__(self, folder: Path):
         self.folder = folder
         self._made: set[str] = set()
-        self._makers: dict[str, tuple[Callable[[], None], tuple[str, ...]]] = {
-            "text": (self._text, ()),
-            "domain": (self._domain, ()),
-            "wiki": (self._wiki, ()),
-            "parquet": (self._parquet, ()),
-            "lines.txt": (self._lines, ()),
-            "train.csv": (lambda: self._table("train.csv", 32, 1), ()),
-            "dev.csv": (lambda: self._table("dev.csv", 12, 2), ()),
-            "new.csv": (lambda: self._table("new.csv", 6, 3), ()),
-            "glue": (lambda: self._sst2("glue"), ()),
-            "tasks": (lambda: self._sst2("tasks/glue"), ()),
-            "squad": (self._squad, ()),
-            "conll2003": (self._conll, ()),
-            "tokenizer.json": (
-                lambda: self._run("vocab", "--input", "text/*.txt", "wiki/*.jsonl.gz", "--output", "tokenizer.json"),
-                ("text", "wiki"),
-            ),
-            "data": (lambda: self._prepare("data", 128), ("tokenizer.json",)),
-            "data128": (lambda: self._prepare("data128", 128), ("tokenizer.json",)),
-            "data512": (lambda: self._prepare("data512", 512), ("tokenizer.json",)),
-            "runs/base": (
-                lambda: self._run("pretrain", "--config=bert_base", "--workdir=runs/base", "--config.data.path=data"),
-                ("data",),
-            ),
-            "runs/mine": (
-                lambda: self._run(
-                    "finetune",
-                    "--config=finetune/text",
-                    "--workdir=runs/mine",
-                    "--config.init=runs/base",
-                    "--config.task.train=train.csv",
-                    "--config.task.dev=dev.csv",
-                ),
-                ("runs/base", "train.csv", "dev.csv"),
-            ),
-            "features.npz": (
-                lambda: self._run(
-                    "features", "--checkpoint", "runs/base", "--input", "lines.txt", "--output", "features.npz"
-                ),
-                ("runs/base", "lines.txt"),
-            ),
-            "hf": (lambda: self._run("export", "--checkpoint", "runs/base", "--output", "hf"), ("runs/base",)),
-            "imported": (lambda: self._run("import", "--source", "hf", "--output", "imported"), ("hf",)),
+        self._makers: dict[str, Callable[[], None]] = {
+            "text": self._text,
+            "domain": self._domain,
+            "wiki": self._wiki,
+            "parquet": self._parquet,
+            "lines.txt": self._lines,
+            "train.csv": lambda: self._table("train.csv", 32, 1),
+            "dev.csv": lambda: self._table("dev.csv", 12, 2),
+            "new.csv": lambda: self._table("new.csv", 6, 3),
+            "glue": lambda: self._sst2("glue"),
+            "tasks": lambda: self._sst2("tasks/glue"),
+            "squad": self._squad,
+            "conll2003": self._conll,
+            **{item: functools.partial(self._run, words) for item, words in COMMANDS.items()},
         }
 
     def copy(self, blocks: Iterable[Block], folder: Path) -> set[str]:
@@ -109,7 +102,7 @@ class Store:
         return copied
 
     def _copy(self, item: str, folder: Path, copied: set[str]) -> None:
-        for needed in self._makers[item][1]:
+        for needed in NEEDS.get(item, ()):
             self._copy(needed, folder, copied)
         if item in copied:
             return
@@ -125,25 +118,14 @@ class Store:
     def _make(self, item: str) -> None:
         if item in self._made:
             return
-        maker, needed = self._makers[item]
-        for other in needed:
+        for other in NEEDS.get(item, ()):
             self._make(other)
-        maker()
+        self._makers[item]()
         self._made.add(item)
 
-    def _run(self, *words: str) -> None:
-        before = Path.cwd()
-        os.chdir(self.folder)
-        try:
-            assert cli.main(doc_commands.cheap(words)) == 0, words
-        finally:
-            os.chdir(before)
-
-    def _prepare(self, name: str, seq_len: int) -> None:
-        self._run(
-            "prepare", "--input", "text/*.txt", "wiki/*.jsonl.gz", "--vocab", "tokenizer.json", "--output", name,
-            "--seq_len", str(seq_len),
-        )  # fmt: skip
+    def _run(self, command: str) -> None:
+        with contextlib.chdir(self.folder):
+            assert cli.main(doc_commands.cheap(command.split())) == 0, command
 
     def _text(self) -> None:
         (self.folder / "text").mkdir()

@@ -22,20 +22,10 @@ def test_codes_are_taken(code):
 
 
 @pytest.mark.parametrize(
-    ("code", "lowercase", "splits", "words"),
-    [
-        ("de", True, True, []),
-        ("sv", True, True, ["rules"]),
-        ("xx", False, True, ["rules"]),
-        ("xx", True, False, []),
-        ("th", False, True, ["--sentences lines"]),
-        ("tr", False, False, []),
-        ("tr", True, False, ["--cased"]),
-        ("az-latn", True, True, ["--cased", "rules"]),
-    ],
+    ("code", "words"), [("de", []), ("sv", ["rules"]), ("az-latn", ["rules"]), ("th", ["--sentences lines"])]
 )
-def test_warnings(code, lowercase, splits, words, caplog):
-    warn_of_language(code, lowercase, splits)
+def test_warnings(code, words, caplog):
+    warn_of_language(code)
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * len(words)
     assert all(word in message for word, message in zip(words, caplog.messages, strict=True))
 

@@ -69,7 +69,8 @@ def plan(
 ) -> list[Slice]:
     """Splits a corpus into slices of about `slice_bytes` bytes, in the order of `expand`.
 
-    Compressed files, CSV and, with `documents="file"`, plain text are one slice each.
+    Compressed files, CSV and, with `documents="file"`, plain text are one slice each. Other text is cut in slices of
+    `max_document_bytes`.
     Files of prepared datasets and of the `vocabulary`, a path, are skipped.
 
     Raises:
@@ -109,7 +110,8 @@ def _file_slices(path: str, options: CorpusOptions, slice_bytes: int) -> list[tu
         return columnar_slices(path, kind, size, slice_bytes)
     if kind == "csv" or (kind == "tsv" and options.tsv_quotes) or (kind == "text" and options.documents == "file"):
         return [(0, None, size)]
-    return [(start, end, end - start) for start, end in pairwise([*range(0, size, slice_bytes), size])]
+    step = options.max_document_bytes if kind in ("text", "wiki") else slice_bytes
+    return [(start, end, end - start) for start, end in pairwise([*range(0, size, step), size])]
 
 
 def _has_fields(path: str) -> bool:

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,8 +25,8 @@ def is_stream(name: str) -> bool:
 def spooled(inputs: Sequence[str], folder: Path) -> Iterator[tuple[list[str], dict[str, Any]]]:
     """Context manager that replaces each stream among the inputs by the path of a copy in `folder`.
 
-    Yields the inputs, and a copy's description for a provenance record by its path. Errors and the package's log name
-    the stream in place of the copy.
+    Yields the inputs, and a copy's description for a provenance record by its path. Errors name the stream in place of
+    the copy.
 
     Raises:
       InputError: stdin is a terminal; a stream is empty, or cannot be read.
@@ -35,32 +34,20 @@ def spooled(inputs: Sequence[str], folder: Path) -> Iterator[tuple[list[str], di
     described: dict[str, dict[str, Any]] = {}
     paths = {name: _copy(name, folder, described) for name in dict.fromkeys(inputs) if is_stream(name)}
 
-    def named(message: str) -> str:
-        for path, description in described.items():
-            message = message.replace(path, "stdin" if description["path"] == STDIN else description["path"])
-        return message
-
-    def name_streams(record: logging.LogRecord) -> bool:
-        record.msg, record.args = named(record.getMessage()), ()
-        return True
-
-    handlers = logging.getLogger("bert_jax").handlers if described else []
-    for handler in handlers:
-        handler.addFilter(name_streams)
     try:
         yield [paths.get(name, name) for name in inputs], described
     except InputError as error:
-        raise InputError(named(str(error))) from error
-    finally:
-        for handler in handlers:
-            handler.removeFilter(name_streams)
+        message = str(error)
+        for path, description in described.items():
+            message = message.replace(path, "stdin" if description["path"] == STDIN else description["path"])
+        raise InputError(message) from error
 
 
 def _copy(name: str, folder: Path, described: dict[str, dict[str, Any]]) -> str:
     """Copies a stream to a file in `folder`, in blocks; returns its path."""
     if name == STDIN and (sys.stdin is None or sys.stdin.isatty()):
         raise InputError("--input=-: stdin is a terminal; pipe text to the command or name a file")
-    copy = folder / f"stream-{len(described)}"
+    copy = folder / f"{len(described)}-{'stdin' if name == STDIN else os.path.basename(name)}"
     digest = hashlib.sha256()
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(open(copy, "wb"))

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from bert_jax.data.corpora.corpus import Slice, read
 from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.errors import InputError
-from bert_jax.text.languages import cased_i_advice
 
 log = logging.getLogger(__name__)
 
@@ -27,37 +26,34 @@ def warn_of_text(slices: Sequence[Slice], options: CorpusOptions, lowercase: boo
     """Logs a warning if a sample of a corpus has many HTML tags or entities, or, for a vocabulary that is uncased, many
     dotted and dotless i. Text that cannot be read is left to the reader of the whole corpus.
     """
-    sample = slices[:: -(-len(slices) // _SLICES) or 1]
-    text = "\n".join(_beginning(piece, options) for piece in sample)
-    found = _HTML.findall(text)
-    if len(found) * _FREQUENT_HTML > len(text):
-        shown = list(dict.fromkeys(found))[:_SHOWN]
+    logging.disable(logging.WARNING)  # all slices are read later, with their warnings and errors
+    try:
+        text = "\n".join(_beginning(piece, options) for piece in slices[:: -(-len(slices) // _SLICES) or 1])
+    except InputError:
+        return
+    finally:
+        logging.disable(logging.NOTSET)
+    if len(found := _HTML.findall(text)) * _FREQUENT_HTML > len(text):
         log.warning(
             "The text has %s HTML tags and entities in %s characters, such as %s; they become tokens. Remove them, "
             "for example with html.unescape of Python after the tags",
             f"{len(found):,}",
             f"{len(text):,}",
-            " and ".join(shown),
+            " and ".join(list(dict.fromkeys(found))[:_SHOWN]),
         )
-    if lowercase:
-        special, plain = (sum(map(text.count, letters)) for letters in ("İı", "iI"))
-        if special > _FREQUENT_I * (special + plain):
-            share = 100 * special / (special + plain)
-            log.warning("%.0f%% of the letters i are İ or ı: %s", share, cased_i_advice("such text"))
+    special, plain = (sum(map(text.count, letters)) for letters in ("İı", "iI"))
+    if lowercase and special > _FREQUENT_I * (special + plain):
+        log.warning(
+            "%.0f%% of the letters i are İ or ı, as in Turkish and Azerbaijani. Lower-casing is wrong for them: it "
+            "turns I into i, and İ into i with a combining dot; train a vocabulary with --cased",
+            100 * special / (special + plain),
+        )
 
 
 def _beginning(piece: Slice, options: CorpusOptions) -> str:
     taken: list[str] = []
-    size = 0
-    logging.disable(logging.WARNING)  # the whole slice is read later, with its warnings and errors
-    try:
-        for document in itertools.islice(read(piece, options), _DOCUMENTS):
-            taken.append(document[:_CHARACTERS])
-            size += len(document)
-            if size >= _CHARACTERS:
-                break
-    except InputError:
-        pass
-    finally:
-        logging.disable(logging.NOTSET)
+    for document in itertools.islice(read(piece, options), _DOCUMENTS):
+        taken.append(document[:_CHARACTERS])
+        if sum(map(len, taken)) >= _CHARACTERS:
+            break
     return "\n".join(taken)

@@ -107,7 +107,8 @@ def prepare(
     temporary = None if scratch is None else os.fspath(remote.parse_path(scratch))
     streams = list(filter(is_stream, inputs))
     _check_runner(runner, scratch, beam_options, streams)
-    warn_of_language(options.language, tokenizer.lowercase, options.sentences == "split")
+    if options.sentences == "split":
+        warn_of_language(options.language)
     plan = partial(corpus.plan, options=options, vocabulary=vocabulary)
     slices = [] if streams else plan(inputs)  # streams are first copied
     with ExitStack() as stack:
@@ -133,8 +134,8 @@ def prepare(
         info, unknown = _build(slices, job, allow_unk, run_tasks, bars, new)
         read = {"corpus": corpus.describe_files(slices, described, options), "vocabulary": {"sha256": tokenizer.sha256}}
         provenance.append(new, provenance.record(read, dataset_hash=info.hash))
-    warn_of_share(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
-    report.warn(info, list(dict.fromkeys(piece.path for piece in slices)))
+        warn_of_share(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
+        report.warn(info, list(dict.fromkeys(piece.path for piece in slices)))
     return info
 
 

@@ -1,14 +1,13 @@
 """Report of a finished preparation: the table of the text read, dropped and used, and warnings about the corpus."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from bert_jax.data.corpora import tfds_corpus
-from bert_jax.data.dataset import Counts, DatasetInfo, SplitInfo, sum_splits
+from bert_jax.data.dataset import Counts, DatasetInfo, sum_splits
 from bert_jax.data.preparation.filters import RULES
-from bert_jax.errors import InputError
 from bert_jax.files.text_files import text_format
 
 log = logging.getLogger(__name__)
@@ -80,111 +79,81 @@ def render(info: DatasetInfo) -> list[str]:
 
 def warn(info: DatasetInfo, files: Sequence[str]) -> None:
     """Logs what is unusual about a dataset, each once: text that is lost, the eval split, and the labels of pairs."""
-    has_pairs, total = info.options["pairs"] == "nsp", sum_splits(info.splits.values())
+    for message in (*_split_problems(info), *_lost_text(info), *_pair_problems(info, files)):
+        log.warning("%s", message)
+
+
+def _split_problems(info: DatasetInfo) -> Iterator[str]:
+    total, held_out = sum_splits(info.splits.values()), info.splits["eval"]
+    has_pairs, fraction = info.options["pairs"] == "nsp", info.options["eval_fraction"]
     if has_pairs and total.documents == 1:
-        log.warning(
+        yield (
             "The corpus is one document: it has no eval split, and random second segments are of the same document. "
             "Separate documents by blank lines, or pass --pairs none, which needs no documents and holds out lines"
         )
-    else:
-        _warn_of_eval_split(info, total)
-        if has_pairs:
-            _warn_of_same_document(total)
-    _warn_of_lost_text(info)
-    if has_pairs:
-        if info.options["documents"] == "blank_line":
-            _warn_of_short_documents(files, total)
-        _warn_of_random_pairs(info.splits["train"], info.options["random_next"])
-
-
-def _warn_of_eval_split(info: DatasetInfo, total: SplitInfo) -> None:
-    held_out = info.splits["eval"]
-    share, fraction = held_out.tokens / max(1, total.tokens), info.options["eval_fraction"]
+        return
+    share = held_out.tokens / max(1, total.tokens)
     if fraction and share > max(_EVAL_SHARE, _EVAL_TIMES * fraction):
-        log.warning(
-            "The eval split has %.0f%% of the tokens, expected %g%%: it has at least two documents of few, "
-            "or of very different lengths; provide more, or pass --eval_fraction 0",
-            100 * share,
-            100 * fraction,
+        yield (
+            f"The eval split has {share:.0%} of the tokens, expected {100 * fraction:g}%: it has at least two "
+            "documents of few, or of very different lengths; provide more, or pass --eval_fraction 0"
         )
-    if not fraction or (total.documents >= _FEWEST_DOCUMENTS and held_out.documents >= 2):
-        return
-    if held_out.documents and info.options["pairs"] == "none":  # its lines are held out
-        return
-    log.warning(
-        "The eval split has %s: of %s documents in the corpus, the filters keep %s, and --eval_fraction=%g of them is "
-        "less than two; provide at least %d documents, or pass --eval_fraction 0",
-        "one document" if held_out.documents else "no document",
-        f"{info.corpus.documents:,}",
-        f"{total.documents:,}",
-        info.options["eval_fraction"],
-        _FEWEST_DOCUMENTS,
-    )
-
-
-def _warn_of_same_document(total: SplitInfo) -> None:
+    has_lines = held_out.documents and not has_pairs
+    if fraction and not has_lines and (total.documents < _FEWEST_DOCUMENTS or held_out.documents < 2):
+        yield (
+            f"The eval split has {'one' if held_out.documents else 'no'} document: of {info.corpus.documents:,} "
+            f"documents in the corpus, the filters keep {total.documents:,}, and --eval_fraction={fraction:g} of them "
+            f"is less than two; provide at least {_FEWEST_DOCUMENTS} documents, or pass --eval_fraction 0"
+        )
     if total.same_document > _SAME_DOCUMENT_SHARE * total.random_next:
-        log.warning(
-            "%s of %s random second segments are of the document of the first segment, because its shard has no other "
-            "document, or few; provide more documents, or a larger --bucket_tokens",
-            f"{total.same_document:,}",
-            f"{total.random_next:,}",
+        yield (
+            f"{total.same_document:,} of {total.random_next:,} random second segments are of the document of the first "
+            "segment, because its shard has no other document, or few; provide more documents, or a larger "
+            "--bucket_tokens"
         )
 
 
-def _warn_of_lost_text(info: DatasetInfo) -> None:
+def _lost_text(info: DatasetInfo) -> Iterator[str]:
     counts = text_counts(info)
     if counts["used_share"] >= USED_SHARE:
         return
     causes = {"": counts["cut_tokens"], **{rule: lost["tokens"] for rule, lost in counts["dropped"].items()}}
     rule = max(causes, key=lambda name: causes[name])
-    log.warning(
-        "%.1f%% of the tokens are in no instance, %.1f%% because %s",
-        100 * (1 - counts["used_share"]),
-        100 * causes[rule] / max(1, info.corpus.tokens),
+    cause = (
         f"of --{RULES[rule]}={info.options[RULES[rule]]}; check this limit"
         if rule
         else f"pairs longer than --seq_len={info.seq_len} are cut; pass a larger one, --dupe_factor "
-        f"{info.options['dupe_factor'] + 1} or more, whose passes cut others, or --pairs none, which cuts nothing",
+        f"{info.options['dupe_factor'] + 1} or more, whose passes cut others, or --pairs none, which cuts nothing"
     )
+    share = causes[rule] / max(1, info.corpus.tokens)
+    yield f"{1 - counts['used_share']:.1%} of the tokens are in no instance, {share:.1%} because {cause}"
 
 
-def _warn_of_short_documents(files: Sequence[str], total: SplitInfo) -> None:
-    """Logs a warning if splitting plain text at blank lines gave many documents of few sentences."""
+def _pair_problems(info: DatasetInfo, files: Sequence[str]) -> Iterator[str]:
+    """Yields a message if paragraphs seem to be taken for documents, and one if too many pairs are random."""
+    if info.options["pairs"] != "nsp":
+        return
+    total, split = sum_splits(info.splits.values()), info.splits["train"]
     mean = total.sentences / max(1, total.documents)
-    if total.documents < _DOCUMENTS_PER_FILE * len(files) or mean >= _SHORT_DOCUMENT or not _are_plain_text(files):
-        return
-    log.warning(
-        "%s documents in %s file(s) have %.1f sentences on average: blank lines seem to separate paragraphs, and no "
-        "sentence pair crosses them. If each file is a document, such as a book, pass --documents file; otherwise keep "
-        "blank lines only between documents",
-        f"{total.documents:,}",
-        f"{len(files):,}",
-        mean,
-    )
-
-
-def _warn_of_random_pairs(split: SplitInfo, rule: str) -> None:
-    """Logs a warning if far more pairs of a split have a random second segment than `--random_next` implies."""
-    share = split.random_next / max(1, split.instances)
-    fewest = _FEWEST_RANDOM if share == 1 else _FEWEST_PAIRS
-    if split.instances < fewest or share <= _RANDOM_SHARE[rule]:
-        return
-    log.warning(
-        "%.0f%% of the sentence pairs have a random second segment (expected for --random_next=%s: %s). Documents of "
-        "one sentence have no next sentence, so next-sentence prediction learns little. If each file is a document, "
-        "pass --documents file; for a corpus of single sentences, pass --pairs none",
-        100 * share,
-        rule,
-        "50%" if rule == "paper" else "50-61%",
-    )
+    are_short = total.documents >= _DOCUMENTS_PER_FILE * len(files) and mean < _SHORT_DOCUMENT
+    if info.options["documents"] == "blank_line" and are_short and _are_plain_text(files):
+        yield (
+            f"{total.documents:,} documents in {len(files):,} file(s) have {mean:.1f} sentences on average: blank "
+            "lines seem to separate paragraphs, and no sentence pair crosses them. If each file is a document, such as "
+            "a book, pass --documents file; otherwise keep blank lines only between documents"
+        )
+    rule, share = info.options["random_next"], split.random_next / max(1, split.instances)
+    if split.instances >= (_FEWEST_RANDOM if share == 1 else _FEWEST_PAIRS) and share > _RANDOM_SHARE[rule]:
+        yield (
+            f"{share:.0%} of the sentence pairs have a random second segment (expected for --random_next={rule}: "
+            f"{'50%' if rule == 'paper' else '50-61%'}). Documents of one sentence have no next sentence, so "
+            "next-sentence prediction learns little. If each file is a document, pass --documents file; for a corpus "
+            "of single sentences, pass --pairs none"
+        )
 
 
 def _are_plain_text(files: Sequence[str]) -> bool:
     """Returns True if most of a sample of files are plain text, whose documents only blank lines separate."""
     sample = files[:: -(-len(files) // _SAMPLED_FILES)]
-    try:
-        found = [not tfds_corpus.is_tfds(path) and text_format(path) == "text" for path in sample]
-    except InputError:  # A file deleted since it was read does not affect the finished dataset.
-        return False
-    return 2 * sum(found) > len(found)
+    are_text = [not tfds_corpus.is_tfds(path) and text_format(path) == "text" for path in sample]
+    return 2 * sum(are_text) > len(are_text)

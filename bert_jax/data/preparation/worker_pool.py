@@ -1,11 +1,10 @@
 """Parallel map over independent tasks with a process pool."""
 
-import itertools
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from logging.handlers import QueueHandler
 from multiprocessing import get_context, parent_process
@@ -34,19 +33,12 @@ def map_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers
     level = _PACKAGE.getEffectiveLevel()
     pool = ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"), _start_worker, (level,))
     try:
-        waiting: dict[Future[tuple[Result, list[logging.LogRecord]]], Task] = {}
-        rest = iter(tasks)
-        while True:
-            for task in itertools.islice(rest, 2 * workers - len(waiting)):  # a short queue, because tasks use memory
-                waiting[pool.submit(_run, function, task)] = task
-            if not waiting:
-                return
-            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                result, records = future.result()
-                for record in records:
-                    logging.getLogger(record.name).handle(record)
-                yield waiting.pop(future), result
+        futures = {pool.submit(_run, function, task): task for task in tasks}
+        for future in as_completed(futures):
+            result, records = future.result()
+            for record in records:
+                logging.getLogger(record.name).handle(record)
+            yield futures.pop(future), result
     except BrokenProcessPool as error:
         raise BertJaxError(
             f"--workers={workers}: a worker died, probably out of memory; use fewer or a smaller --bucket_tokens"

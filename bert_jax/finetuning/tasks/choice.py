@@ -92,30 +92,28 @@ class ChoiceTask(Task):
         examples: list[ChoiceExample] = []
         for number, place, row in _rows(path, bad_rows, labels):
             try:
-                example = _example(row, number, labels)
-                expected = self.size or (len(examples[0].endings) if examples else 0)
-                if expected and len(example.endings) != expected:
-                    raise ValueError(f"expected {expected} endings, got {len(example.endings)}")
+                examples.append(self._same_size(_example(row, number, labels), examples))
             except ValueError as error:
                 bad_rows.add(path, place, error)
-            else:
-                examples.append(example)
         bad_rows.check_usable(path, examples, f"a context and {self.size or 'at least 2'} endings")
         return examples
 
     def from_texts(self, texts: Sequence[str], pairs: Sequence[Any]) -> list[ChoiceExample]:
         examples: list[ChoiceExample] = []
         for number, (text, endings) in enumerate(zip(texts, pairs, strict=True)):
-            expected = self.size or (len(examples[0].endings) if examples else 0)
-            if isinstance(endings, str) or not isinstance(endings, Sequence):
-                raise InputError(f"pair: expected a list of endings for each text, got {endings!r:.60}")
-            if len(endings) != (expected or max(2, len(endings))):
-                raise InputError(f"pair: expected {expected or 'at least 2'} endings, got {len(endings)}")
+            row = {"context": text, "endings": [*endings] if isinstance(endings, tuple) else endings}
             try:
-                examples.append(_example({"context": text, "endings": [*endings]}, number, "ignored"))
+                examples.append(self._same_size(_example(row, number, "ignored"), examples))
             except ValueError as error:
                 raise InputError(f"pair {number}: {error}") from error
         return examples
+
+    def _same_size(self, example: ChoiceExample, before: Sequence[ChoiceExample]) -> ChoiceExample:
+        """Returns an example. ValueError if it has another number of endings than the model or the examples before."""
+        expected = self.size or len((*before, example)[0].endings)
+        if len(example.endings) != expected:
+            raise ValueError(f"expected {expected} endings, got {len(example.endings)}")
+        return example
 
     def is_labelled(self, example: ChoiceExample) -> bool:
         return example.label is not None

@@ -151,33 +151,26 @@ class NerTask(Task):
                 document, has_documents = document + 1, True
                 continue
             number += 1
+            line = block[0][0]
             try:
-                words, tags = self._columns(block, labels)
-            except _BadLine as error:
-                bad_rows.add(path, error.line, error.problem)
+                words, tags = [], []
+                has_tags = labels == "required" or (
+                    labels == "optional" and any(len(_split(text)) > 1 for _, text, _ in block)
+                )
+                for line, text, problem in block:  # noqa: B007 - the line of an error
+                    if problem:
+                        raise ValueError(problem)
+                    words.append(_column(text, self.word_column, "word_column"))
+                    if has_tags:
+                        tags.append(_tag(text, self.tag_column))
+            except ValueError as error:
+                bad_rows.add(path, line, error)
                 continue
             document += not has_documents
-            sentences.append(TaggedSentence(words, tags, document, str(number)))
+            bio = tuple(to_bio(tags)) if has_tags else None
+            sentences.append(TaggedSentence(tuple(words), bio, document, str(number)))
         bad_rows.check_usable(path, sentences, "a word and its tag per line, and an empty line after a sentence")
         return sentences
-
-    def _columns(
-        self, block: Sequence[tuple[int, str, str]], labels: Labels
-    ) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-        """Returns the words and the tags of a sentence, None if they are ignored, or optional and missing."""
-        rows = [(line, text.split("\t") if "\t" in text else _SPACES.split(text.strip(" "))) for line, text, _ in block]
-        has_tags = labels == "required" or (labels == "optional" and any(len(columns) > 1 for _, columns in rows))
-        words, tags = [], []
-        for (line, columns), (_, _, problem) in zip(rows, block, strict=True):
-            try:
-                if problem:
-                    raise ValueError(problem)
-                words.append(_column(columns, self.word_column, "word_column"))
-                if has_tags:
-                    tags.append(_tag(columns, self.tag_column))
-            except ValueError as error:
-                raise _BadLine(line, error) from error
-        return tuple(words), tuple(to_bio(tags)) if has_tags else None
 
     # --- Model --------------------------------------------------------------------------------------------------------
 
@@ -227,15 +220,6 @@ def _stem(path: str) -> str:
     return stem if extension in COMPRESSED else stem + extension
 
 
-class _BadLine(Exception):
-    """A line for which its sentence is skipped."""
-
-    def __init__(self, line: int, error: ValueError):
-        problem = f"{error}; skipping its sentence"
-        self.line, self.problem = line, BadLabel(problem, error.reason) if isinstance(error, BadLabel) else problem
-        super().__init__(problem)
-
-
 def _decoded_lines(path: str) -> Iterator[tuple[int, str, str]]:
     """Yields (number from 1, line, problem) of each line; one that is not UTF-8 has a problem."""
     text_format(path)  # refuses what is not text
@@ -282,16 +266,21 @@ def _split_words(text: str, identity: str, document: int) -> TaggedSentence:
     return TaggedSentence(tuple(word for word in re.split(r"[ \t\r\n]+", text) if word), None, document, identity)
 
 
-def _column(columns: list[str], index: int, name: str) -> str:
+def _split(line: str) -> list[str]:
+    return line.split("\t") if "\t" in line else _SPACES.split(line.strip(" "))
+
+
+def _column(line: str, index: int, name: str) -> str:
+    columns = _split(line)
     if not -len(columns) <= index < len(columns) or not columns[index].strip():
         raise ValueError(f"{name}={index}: missing or empty, the line has {len(columns)} columns")
     return columns[index].strip(" ")
 
 
-def _tag(columns: list[str], index: int) -> str:
-    if len(columns) < 2:
+def _tag(line: str, index: int) -> str:
+    if len(_split(line)) < 2:
         raise BadLabel("the word has no tag", MISSING_LABEL)
-    tag = _column(columns, index, "tag_column")
+    tag = _column(line, index, "tag_column")
     if not _TAG.fullmatch(tag):
         raise BadLabel(f"invalid tag {tag!r:.60}; expected O, B-TYPE, I-TYPE, E-TYPE or S-TYPE", UNKNOWN_LABEL)
     return tag

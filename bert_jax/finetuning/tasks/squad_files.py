@@ -64,10 +64,6 @@ class Question:
     is_impossible: bool = False
 
 
-class _Problem(Exception):
-    """A problem of a question."""
-
-
 def read_questions(path: str | PathLike[str], bad_rows: BadRows, *, training: bool) -> list[Question]:
     """Reads the questions of a file, in its order.
 
@@ -82,16 +78,15 @@ def read_questions(path: str | PathLike[str], bad_rows: BadRows, *, training: bo
       InputError: file not found, not JSON, not in SQuAD's format, or no usable question; with a strict `bad_rows` also
         for a skipped entry.
     """
-    data = _load(path)
     questions: dict[str, Question] = {}
     moved = 0
-    for where, article, paragraph, entry in _entries(path, data, bad_rows):
+    for where, article, paragraph, entry in _entries(path, bad_rows):
         try:
             question, is_moved = _question(article, paragraph, entry, training)
             if question.id in questions:
-                raise _Problem("duplicate id")
-        except _Problem as problem:
-            bad_rows.add(path, where, str(problem))
+                raise ValueError("duplicate id")
+        except ValueError as problem:
+            bad_rows.add(path, where, problem)
             continue
         questions[question.id] = question
         moved += is_moved
@@ -120,105 +115,71 @@ def locate(text: str, start: int, context: str) -> Answer | None:
     return Answer(nearest[1], nearest.start()) if nearest else None
 
 
-def _load(path: str | PathLike[str]) -> list[Any]:
+def _field(value: Any, key: str, kind: type, default: Any = None) -> Any:
+    """Returns a value of a JSON object. Raises ValueError for another type than `kind`, and for text that is none."""
+    found: Any = value.get(key, default) if isinstance(value, dict) else None
+    if type(found) is not kind:
+        raise ValueError(f'"{key}" must be a {kind.__name__}, got {found!r:.{_EXCERPT}}')
+    if isinstance(found, str):
+        found.encode()  # UnicodeEncodeError, a ValueError, for half a surrogate pair
+    return found
+
+
+def _entries(path: str | PathLike[str], bad_rows: BadRows) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Yields position, article, paragraph and entry of all questions; positions are numbered from 1."""
     try:
         content = atomic.read_whole(remote.parse_path(path)).removeprefix(codecs.BOM_UTF8)
-        file = json.loads(Utf8().decode(content))
+        data = _field(json.loads(Utf8().decode(content)), "data", list)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}); expected a SQuAD file") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON in UTF-8 ({error}); expected a SQuAD file") from error
-    data = file.get("data") if isinstance(file, dict) else None
-    if not isinstance(data, list):
-        raise InputError(f'{path}: "data" must be a list of articles; expected a file of SQuAD 1.1 or 2.0')
-    return data
-
-
-def _entries(
-    path: str | PathLike[str], data: list[Any], bad_rows: BadRows
-) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], Any]]:
-    """Yields position, article, paragraph and entry of all questions; positions are numbered from 1."""
+        raise InputError(f"{path}: {error}; expected the JSON of SQuAD 1.1 or 2.0, in UTF-8") from error
     for article_number, article in enumerate(data, start=1):
         where = f"article {article_number}"
-        if not isinstance(article, dict) or not isinstance(article.get("paragraphs"), list):
-            bad_rows.add(path, where, '"paragraphs" must be a list')
-            continue
-        if article.get("title"):
-            where += f" ({article['title']!s:.{_EXCERPT}})"
-        for paragraph_number, paragraph in enumerate(article["paragraphs"], start=1):
-            in_article = f"{where}, paragraph {paragraph_number}"
-            if not isinstance(paragraph, dict) or not isinstance(paragraph.get("qas"), list):
-                bad_rows.add(path, in_article, '"qas" must be a list of questions')
-                continue
-            if not isinstance(paragraph.get("context"), str):
-                lost = len(paragraph["qas"])
-                bad_rows.add(path, in_article, f'"context" must be a string; skipping its {lost} questions')
-                continue
-            for number, entry in enumerate(paragraph["qas"], start=1):
-                name = f" ({entry['id']})" if isinstance(entry, dict) and entry.get("id") else ""
-                yield f"{in_article}, question {number}{name}", article, paragraph, entry
+        try:
+            title = article.get("title") if isinstance(article, dict) else None
+            where += f" ({title!s:.{_EXCERPT}})" if title else ""
+            for number, paragraph in enumerate(_field(article, "paragraphs", list), start=1):
+                in_article = f"{where}, paragraph {number}"
+                try:
+                    yield from _in_paragraph(in_article, article, paragraph)
+                except ValueError as problem:
+                    bad_rows.add(path, in_article, problem)
+        except ValueError as problem:
+            bad_rows.add(path, where, problem)
 
 
-def _question(article: dict[str, Any], paragraph: dict[str, Any], entry: Any, training: bool) -> tuple[Question, bool]:
-    """Returns the question, and True if one of its answers is not at its `answer_start`."""
-    if not isinstance(entry, dict):
-        raise _Problem("expected a JSON object")
-    for key in ("id", "question"):
-        if not isinstance(entry.get(key), str) or not entry[key]:
-            raise _Problem(f'"{key}" must be a non-empty string')
-    is_impossible = entry.get("is_impossible", False)
-    if not isinstance(is_impossible, bool):
-        raise _Problem('"is_impossible" must be true or false')
+def _in_paragraph(where: str, article: Any, paragraph: Any) -> Iterator[tuple[str, Any, Any, Any]]:
+    entries = _field(paragraph, "qas", list)
+    try:
+        _field(paragraph, "context", str)
+    except ValueError as problem:
+        raise ValueError(f"{problem}; skipping its {len(entries)} questions") from problem
+    for number, entry in enumerate(entries, start=1):
+        name = f" ({entry['id']})" if isinstance(entry, dict) and entry.get("id") else ""
+        yield f"{where}, question {number}{name}", article, paragraph, entry
+
+
+def _question(article: Any, paragraph: Any, entry: Any, training: bool) -> tuple[Question, bool]:
+    """Returns the question, and True if one of its answers is not at its `answer_start`. ValueError if it is bad."""
+    identity, asked = _field(entry, "id", str), _field(entry, "question", str)
+    if not (identity and asked):
+        raise ValueError('"id" and "question" must not be empty')
+    is_impossible = _field(entry, "is_impossible", bool, False)
     context = paragraph["context"]
-    for key, text in (("id", entry["id"]), ("question", entry["question"]), ("context", context)):
-        _check_characters(key, text)
-    given = _given_answers(entry)
-    if training:
-        if is_impossible and given:
-            raise _Problem("is_impossible=true, but it has an answer")
-        if not is_impossible and not given:
-            raise _Problem("is_impossible=false, but it has no answer")
-    answers = []
-    moved = False
+    listed: list[Any] = _field(entry, "answers", list, [])
+    given = [(_field(answer, "text", str), _field(answer, "answer_start", int)) for answer in listed]
+    if training and is_impossible == bool(given):
+        raise ValueError(f"is_impossible={str(is_impossible).lower()}, but it has {len(given)} answers")
+    answers, moved = [], False
     for index, (text, start) in enumerate(given):
         answer = locate(text, start, context)
         if answer is None and training and index == 0:
-            raise _Problem(f"answer {text!r:.{_EXCERPT}} not found in the context")
-        if answer is not None:
-            moved |= answer.start != start + len(text) - len(text.lstrip())
+            raise ValueError(f"answer {text!r:.{_EXCERPT}} not found in the context")
+        moved |= answer is not None and answer.start != start + len(text) - len(text.lstrip())
         answers.append(answer or Answer(text, None))
     title = article.get("title")
     return (
-        Question(
-            id=entry["id"],
-            title=title if isinstance(title, str) else "",
-            question=entry["question"],
-            context=context,
-            answers=tuple(answers),
-            is_impossible=is_impossible,
-        ),
+        Question(identity, title if isinstance(title, str) else "", asked, context, tuple(answers), is_impossible),
         moved,
     )
-
-
-def _check_characters(key: str, text: str) -> None:
-    """Raises _Problem for a lone surrogate, which JSON can escape but UTF-8 cannot encode."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = ord(text[error.start])
-        raise _Problem(f'"{key}" has a lone surrogate (\\u{half:04x}), which is not a character; remove it') from error
-
-
-def _given_answers(entry: dict[str, Any]) -> list[tuple[str, int]]:
-    answers = entry.get("answers", [])
-    if not isinstance(answers, list):
-        raise _Problem('"answers" must be a list')
-    for answer in answers:
-        if not isinstance(answer, dict) or not isinstance(answer.get("text"), str):
-            raise _Problem('"text" of an answer must be a string')
-        _check_characters("text", answer["text"])
-        start = answer.get("answer_start")
-        if not isinstance(start, int) or isinstance(start, bool):
-            raise _Problem('"answer_start" of an answer must be an integer')
-    return [(answer["text"], answer["answer_start"]) for answer in answers]

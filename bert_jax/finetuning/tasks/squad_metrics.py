@@ -4,17 +4,13 @@ Both are percentages. Texts are normalized first: lowercased, without ASCII punc
 with single spaces. The best score over the reference answers counts. F1 compares the words of two texts as multisets.
 """
 
-import logging
 import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from bert_jax.errors import InputError
 from bert_jax.finetuning.tasks.squad_files import Question
-
-log = logging.getLogger(__name__)
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
@@ -57,59 +53,35 @@ def f1(prediction: str, answer: str, *, empty_is_equal: bool = True) -> float:
 def score_v1(questions: Sequence[Question], predictions: Mapping[str, str]) -> dict[str, float]:
     """Returns `exact_match` and `f1` of SQuAD 1.1, in percent, averaged over all questions.
 
-    Args:
-      questions: the questions to score; each has an answer.
-      predictions: by question id. A question without a prediction counts as wrong.
-
-    Raises:
-      InputError: no questions, or a question without a reference answer.
+    Each question has a reference answer and, by its id, a prediction.
     """
-    if not questions:
-        raise InputError("questions: expected at least 1 to score, got 0")
     exact = total_f1 = 0.0
-    missing = []
     for question in questions:
-        if not question.answers:
-            raise InputError(f"question {question.id}: SQuAD 1.1 requires a reference answer, got none")
-        if question.id not in predictions:
-            missing.append(question.id)
-            continue
-        prediction = predictions[question.id]
-        exact += max(exact_match(prediction, answer.text) for answer in question.answers)
-        total_f1 += max(f1(prediction, answer.text, empty_is_equal=False) for answer in question.answers)
-    if missing:
-        log.warning("%d questions without a prediction count as wrong; the first is %s", len(missing), missing[0])
+        prediction, answers = predictions[question.id], [answer.text for answer in question.answers]
+        exact += max(exact_match(prediction, answer) for answer in answers)
+        total_f1 += max(f1(prediction, answer, empty_is_equal=False) for answer in answers)
     return {"exact_match": 100.0 * exact / len(questions), "f1": 100.0 * total_f1 / len(questions)}
 
 
 def score_v2(
-    questions: Sequence[Question],
-    predictions: Mapping[str, str],
-    null_odds: Mapping[str, float] | None = None,
-    null_threshold: float = 1.0,
+    questions: Sequence[Question], predictions: Mapping[str, str], null_odds: Mapping[str, float], null_threshold: float
 ) -> dict[str, float]:
     """Returns the official metrics of SQuAD 2.0 by their official names: percentages, and numbers of questions.
 
     Keys: `exact`, `f1` and `total`; the same with the prefixes `HasAns_` and `NoAns_` for questions with and without an
-    answer, if any; with `null_odds` also `best_exact`, `best_exact_thresh`, `best_f1` and `best_f1_thresh`. A question
-    has an answer if its file gives one, regardless of `is_impossible`.
+    answer, if any; `best_exact`, `best_exact_thresh`, `best_f1` and `best_f1_thresh`. A question has an answer if its
+    file gives one, regardless of `is_impossible`.
 
     Args:
       questions: the questions to score.
       predictions: by question id; "" is "no answer".
       null_odds: by question id, higher if an answer is less likely; the script's `--na-prob-file`.
-      null_threshold: null odds above which any prediction counts as ""; the script's `--na-prob-thresh`, with its
-        default.
-
-    Raises:
-      InputError: no questions, or a question without a prediction or (if given) null odds.
+      null_threshold: null odds above which any prediction counts as ""; the script's `--na-prob-thresh`.
     """
     exact, f1s = _scores(questions, predictions)
-    if null_odds is not None:
-        _need(questions, null_odds, "null_odds")
-        for question in questions:
-            if null_odds[question.id] > null_threshold:
-                exact[question.id] = f1s[question.id] = float(not question.answers)
+    for question in questions:
+        if null_odds[question.id] > null_threshold:
+            exact[question.id] = f1s[question.id] = float(not question.answers)
     parts = {
         "": [question.id for question in questions],
         "HasAns_": [question.id for question in questions if question.answers],
@@ -121,9 +93,8 @@ def score_v2(
             result[f"{prefix}exact"] = 100.0 * sum(exact[key] for key in ids) / len(ids)
             result[f"{prefix}f1"] = 100.0 * sum(f1s[key] for key in ids) / len(ids)
             result[f"{prefix}total"] = len(ids)
-    if null_odds is not None:
-        for name, best in best_thresholds(questions, predictions, null_odds).items():
-            result[f"best_{name}"], result[f"best_{name}_thresh"] = best
+    for name, best in best_thresholds(questions, predictions, null_odds).items():
+        result[f"best_{name}"], result[f"best_{name}_thresh"] = best
     return result
 
 
@@ -137,20 +108,15 @@ def best_thresholds(
       predictions: by question id, the best non-empty answer (`Answers.best`). Predictions that a threshold has already
         set to "" hide the effect of a higher threshold.
       null_odds: by question id; null odds greater than the threshold mean "no answer".
-
-    Raises:
-      InputError: no questions, or a question without a prediction or null odds.
     """
     exact, f1s = _scores(questions, predictions)
-    _need(questions, null_odds, "null_odds")
     has_answer = {question.id: bool(question.answers) for question in questions}
-    order = sorted((key for key in null_odds if key in has_answer), key=null_odds.__getitem__)
     result = {}
     for name, scores in (("exact", exact), ("f1", f1s)):
         # Start below all null odds, where every prediction is "no answer", and raise the threshold.
         score = best = float(len(has_answer) - sum(has_answer.values()))
         threshold = 0.0
-        for key in order:
+        for key in sorted(has_answer, key=null_odds.__getitem__):
             score += scores[key] if has_answer[key] else -float(predictions[key] != "")
             if score > best:
                 best, threshold = score, null_odds[key]
@@ -160,9 +126,6 @@ def best_thresholds(
 
 def _scores(questions: Sequence[Question], predictions: Mapping[str, str]) -> tuple[dict[str, float], dict[str, float]]:
     """Returns exact match and F1 of each question, by id, 0.0 to 1.0."""
-    if not questions:
-        raise InputError("questions: expected at least 1 to score, got 0")
-    _need(questions, predictions, "predictions")
     exact, f1s = {}, {}
     for question in questions:
         # An answer such as "the" is empty after normalization; then "no answer" is correct.
@@ -171,11 +134,3 @@ def _scores(questions: Sequence[Question], predictions: Mapping[str, str]) -> tu
         exact[question.id] = max(exact_match(prediction, answer) for answer in answers)
         f1s[question.id] = max(f1(prediction, answer) for answer in answers)
     return exact, f1s
-
-
-def _need(questions: Sequence[Question], given: Mapping[str, object], what: str) -> None:
-    missing = [question.id for question in questions if question.id not in given]
-    if missing:
-        raise InputError(
-            f"{len(missing)} questions are missing from {what}; the first is {missing[0]}; score predicted questions"
-        )

@@ -83,10 +83,8 @@ def build_windows(
       max_query_length: maximum tokens of a question; longer ones are truncated at the end.
 
     Raises:
-      InputError: a length is not positive, or leaves no space for the paragraph.
+      InputError: `max_seq_len` leaves no space for the paragraph.
     """
-    if doc_stride < 1 or max_query_length < 1:
-        raise InputError(f"doc_stride={doc_stride}, max_query_length={max_query_length}: expected at least 1")
     if max_seq_len < max_query_length + 4:
         raise InputError(
             f"max_seq_len={max_seq_len}: too short for a question of max_query_length={max_query_length} tokens, three "
@@ -246,14 +244,8 @@ def answer_questions(
       max_answer_length: in tokens.
       version_2: allow "no answer". Its score is the minimum of start[0] + end[0] over the question's windows.
 
-    Raises:
-      ValueError: the numbers of logits and windows differ, logits are shorter than a window, or a question has no
-        window.
-      InputError: `n_best` or `max_answer_length` is not positive.
-      BertJaxError: logits that are not finite.
+    Raises BertJaxError for logits that are not finite.
     """
-    if n_best < 1 or max_answer_length < 1:
-        raise InputError(f"n_best={n_best}, max_answer_length={max_answer_length}: expected at least 1")
     windows_of: dict[int, list[int]] = defaultdict(list)
     for number, window in enumerate(windows):
         windows_of[window.question].append(number)
@@ -261,8 +253,6 @@ def answer_questions(
     ends = [_checked(*pair, questions) for pair in zip(windows, end_logits, strict=True)]
     result = Answers({}, {}, {})
     for index, question in enumerate(questions):
-        if index not in windows_of:
-            raise ValueError(f"question {question.id} has no window")
         own = [(windows[number], starts[number], ends[number]) for number in windows_of[index]]
         spans = _ranked(own, n_best, max_answer_length)
         null = min((_null(s, e) for _, s, e in own), key=sum) if version_2 else None
@@ -297,12 +287,7 @@ def write_answers(folder: epath.Path, answers: Answers, null_threshold: float = 
 
 def _checked(window: Window, logits: np.ndarray, questions: Sequence[Question]) -> np.ndarray:
     """Returns a window's logits without padding, in float64 like the sums of the reference."""
-    length = len(window.sequence.input_ids)
-    own = np.asarray(logits, np.float64)[:length]
-    if own.shape != (length,):
-        raise ValueError(
-            f"logits: got shape {np.shape(logits)}, expected at least ({length},) for a window of {length} tokens"
-        )
+    own = np.asarray(logits, np.float64)[: len(window.sequence.input_ids)]
     if not np.isfinite(own).all():
         raise BertJaxError(f"question {questions[window.question].id}: logits are not finite")
     return own

@@ -168,6 +168,7 @@ class TextTask(Task):
     def label_in(self, row: Mapping[str, Any]) -> str | float:
         """Returns the label of a row: a class, one of `classes` if they are known, or a score. ValueError if bad."""
         value = row.get(self.label)
+        value = value.strip() if isinstance(value, str) else value
         if value is None or value == "":
             raise BadLabel(f"missing label in {self.label!r}", MISSING_LABEL)
         if not isinstance(value, str | int | float):
@@ -261,8 +262,8 @@ def are_scores(labels: Iterable[str]) -> bool:
 
 def _same(label: str, classes: Collection[str]) -> str:
     """Returns the class that is a label or the same whole number; the label without one."""
-    whole = _WHOLE.fullmatch(label)
-    forms = (label, whole[1], f"{whole[1]}.0") if whole else (label,)
+    whole = None if label in classes else _WHOLE.fullmatch(label)
+    forms = (whole[1], f"{whole[1]}.0") if whole else ()
     return next((form for form in forms if form in classes), label)
 
 

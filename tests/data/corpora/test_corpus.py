@@ -193,9 +193,10 @@ def test_compression_changes_nothing(write, name):
         write(f"{name}.xz", lzma.compress(data[:half]) + lzma.compress(data[half:])),
         write(f"{name}.zst", zstd.compress(data[:half]) + zstd.compress(data[half:])),  # Two frames.
     ]
+    options = CorpusOptions(max_document_bytes=1000)
     for path in files:
-        assert read_slices(path, CorpusOptions(), 1000) == documents
-    assert [len(plan([path], CorpusOptions(), 1000)) > 1 for path in files] == [True, False, False, False, False]
+        assert read_slices(path, options, 1000) == documents
+    assert [len(plan([path], options, 1000)) > 1 for path in files] == [True, False, False, False, False]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])
@@ -446,7 +447,7 @@ def test_options_out_of_range_are_refused(options):
 
 def test_slices_cover_a_file_exactly(write):
     path = write("text.txt", "x" * 100)
-    pieces = plan([path], CorpusOptions(), slice_bytes=30)
+    pieces = plan([path], CorpusOptions(max_document_bytes=30), slice_bytes=30)
     assert [(piece.start, piece.end, piece.bytes) for piece in pieces] == [
         (0, 30, 30),
         (30, 60, 30),

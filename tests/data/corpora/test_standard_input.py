@@ -66,7 +66,7 @@ def test_warnings_name_stdin(pipe, vocabulary_file, tmp_path, capsys):
     options = ["--vocab", vocabulary_file, "--output", tmp_path / "data", "--errors", "replace", "--workers", 1]
     assert cli.main([str(word) for word in ["prepare", "--input", "-", *options]]) == 0
     [line] = [line for line in capsys.readouterr().err.splitlines() if "U+FFFD" in line]
-    assert " stdin: " in line
+    assert "-stdin: " in line
 
 
 @pytest.mark.parametrize(("content", "is_terminal", "word"), [(b"", False, "no bytes"), (b"text", True, "terminal")])

@@ -65,7 +65,7 @@ def test_workers_do_not_matter(whole, corpus_file, tokenizer, tmp_path):
     assert len(list(whole.glob("train-*"))) > 3
 
 
-@pytest.mark.parametrize("slice_bytes", [700, 5000, 30_000])
+@pytest.mark.parametrize("slice_bytes", [2000, 5000, 30_000])
 def test_slices_do_not_matter(whole, corpus_file, tokenizer, tmp_path, slice_bytes, monkeypatch):
     plan = corpus.plan
     sliced = []
@@ -75,7 +75,7 @@ def test_slices_do_not_matter(whole, corpus_file, tokenizer, tmp_path, slice_byt
         return sliced
 
     monkeypatch.setattr(corpus, "plan", cut)
-    run(corpus_file, tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
+    run(corpus_file, tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2, max_document_bytes=slice_bytes)
     assert len(sliced) > 3
     assert files(tmp_path / "data") == files(whole)
 

@@ -104,7 +104,7 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, caplog: pytest.LogCaptureF
         "question 9 (placeless)": '"answer_start"',
         "question 10 (listless)": '"answers"',
         "question 11 (maybe)": '"is_impossible"',
-        "question 12": "JSON",
+        "question 12": '"id"',
         "question 13": '"id"',
         "question 14 (7)": '"id"',
     }
@@ -159,7 +159,7 @@ def test_parts_that_are_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     (question,) = read_questions(path, bad, training=True)
     assert (question.id, question.title) == ("a", "")
     expected = (
-        r'article 1: .*"paragraphs"',
+        r'article 1 \(One\): .*"paragraphs"',
         r'article 2, paragraph 1: .*"qas"',
         r'article 2, paragraph 2: .*"context".* 2 ',
         r'article 2, paragraph 3: .*"qas"',

@@ -68,6 +68,7 @@ def test_named_columns_are_read(tmp_path: Path):
         ([1, 1.0, 0], ("0", "1")),
         ([0.0, 1.0], ("0.0", "1.0")),
         (["1.0", "1", "a.0", "a"], ("1", "a", "a.0")),
+        (["a ", "a", "\tb"], ("a", "b")),
     ],
 )
 def test_classes_of_a_training_file(tmp_path: Path, written: list, classes: tuple[str, ...]):
@@ -101,7 +102,7 @@ def test_labels_are_ignored_in_texts_to_predict(tmp_path: Path):
     ("kind", "row", "problem"),
     [
         (".csv", " ,1", "'text'"),
-        (".csv", "a,", "'label'"),
+        (".csv", "a, ", "'label'"),
         (".tsv", "a", r"\b2\b.*\b1\b"),
         (".jsonl", '{"label": "1"}', "'text'"),
         (".jsonl", '{"text": null, "label": "1"}', "'text'"),
