@@ -141,8 +141,9 @@ def _disk_error(error: BaseException | None) -> str:
 
 
 def _fail(command: str, message: str, status: int) -> int:
+    line = " ".join(message.split()).encode(errors="backslashreplace").decode()  # it may have a name that is not UTF-8
     with suppress(OSError):
-        print(f"bert-jax {command}: {' '.join(message.split())}", file=sys.stderr, flush=True)
+        print(f"bert-jax {command}: {line}", file=sys.stderr, flush=True)
     return status
 
 

@@ -1,4 +1,4 @@
-"""Splits documents into sentences."""
+"""Splits documents into sentences, by the rules of `sentencex` for a language."""
 
 import itertools
 import logging
@@ -6,7 +6,18 @@ import re
 
 import sentencex
 
+from bert_jax.errors import InputError
+
 log = logging.getLogger(__name__)
+
+_OWN_RULES = "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk"
+OWN_RULES = frozenset(_OWN_RULES.split())
+"""The languages that sentencex has rules for."""
+
+WITHOUT_SENTENCE_MARKS = {"th": "Thai", "lo": "Lao"}
+"""Languages whose texts have spaces between clauses and sentences, and mostly no mark at the end of a sentence."""
+
+_CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
 
 # sentencex 1.0 panics on multi-byte white space after an initial ("J.\u00a0Smith"). BERT treats all of it as a space.
 _OTHER_SPACES = re.compile(r"[^\S\x00-\x7f]")
@@ -30,6 +41,30 @@ _BLOCK = 8192  # characters in a call of sentencex, whose time grows with the sq
 _LONGEST = 512  # bytes of UTF-8; some 110 tokens of English, 170 of Chinese
 _QUOTE = re.compile(r"""(?<!\w)['’]|['’](?!\w)|["“‘«„‹”»›「」『』()\[\]{}]""")
 _OPENING_AT_END = re.compile(r"""\s["'“‘«„‹「『(\[{]+\s*\Z""")
+
+
+def check_language(code: str) -> None:
+    """Raises InputError for what is no language code, such as a name of a language."""
+    if not _CODE.fullmatch(code):
+        raise InputError(
+            f"--language={code!r}: expected an ISO 639-1 code in lower case, such as de; those with sentence rules of "
+            f"their own are {', '.join(sorted(OWN_RULES))}"
+        )
+
+
+def warn_of_language(code: str) -> None:
+    """Logs a warning if lines of a language are split into sentences by the rules of another one."""
+    if code in WITHOUT_SENTENCE_MARKS:
+        log.warning(
+            "--language=%s: %s has no mark at the end of a sentence, so sentences end only with their line and at "
+            '".", "!" and "?"; write one sentence a line and pass --sentences lines, or pass --pairs none',
+            code,
+            WITHOUT_SENTENCE_MARKS[code],
+        )
+    elif code not in OWN_RULES:
+        log.warning(
+            "--language=%s has no sentence rules of its own: using those of a related language or English", code
+        )
 
 
 def split(text: str, language: str = "en") -> list[str]:

@@ -52,12 +52,6 @@ def test_lengths(dataset_dir):
         np.testing.assert_array_equal(dataset.lengths(split), rows["sequence_ids"].sum(axis=1))
 
 
-def test_sizes(dataset_dir):
-    dataset = PreparedDataset(str(dataset_dir))
-    assert dataset.size("train") == dataset.info.splits["train"].instances > 0
-    assert dataset.size("eval") == dataset.info.splits["eval"].instances > 0
-
-
 def test_info_round_trip(dataset_dir, tmp_path):
     info = PreparedDataset(str(dataset_dir)).info
     (tmp_path / INFO_FILE).write_text(info.to_json())

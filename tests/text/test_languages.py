@@ -6,7 +6,7 @@ from bert_jax import cli
 from bert_jax.data.preparation.pipeline import PrepareOptions
 from bert_jax.errors import InputError
 from bert_jax.text import sentences
-from bert_jax.text.languages import warn_of_language
+from bert_jax.text.sentences import warn_of_language
 
 
 @pytest.mark.parametrize("given", ["korean", "DE", "en_US", "", "e", "français"])

@@ -65,14 +65,6 @@ def test_the_dataset_has_the_tokenizer(folder: Path):
     assert " .the" not in tokenizer.decode(ids)  # a sentence after another has a space before it
 
 
-def test_bytes_of_the_dataset_do_not_depend_on_workers(folder: Path):
-    prepare(folder, "two", workers=2)
-    names = {path.name for path in (folder / "data").iterdir()} - {"provenance.json"}
-    assert names == {path.name for path in (folder / "two").iterdir()} - {"provenance.json"}
-    for name in names:
-        assert (folder / "data" / name).read_bytes() == (folder / "two" / name).read_bytes(), name
-
-
 def test_whole_words_are_masked_together(folder: Path):
     dataset = PreparedDataset(str(folder / "data"))
     rows = TrainRows(dataset, seed=0, masking=Masking(mask_rate=0.4, whole_word=True))

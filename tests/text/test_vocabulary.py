@@ -4,9 +4,6 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
-import pytest
-
-from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
 from bert_jax.text.vocabulary_options import VocabularyOptions
 from bert_jax.text.vocabulary_training import train_vocabulary
@@ -90,16 +87,3 @@ def test_vocabulary_is_deterministic_across_processes_and_threads():
         for threads, parallel in (("1", "true"), ("4", "true"), ("4", "false"))
     }
     assert len(hashes) == 1
-
-
-def test_the_order_of_the_documents_does_not_matter():
-    shuffled = random.Random(0).sample(TEXT, len(TEXT))
-    assert pieces(shuffled, 60) == pieces(iter(TEXT), 60)
-
-
-def test_an_empty_corpus_and_a_size_too_small_are_refused():
-    with pytest.raises(InputError, match="--input: "):
-        pieces(["", " \n "], 100)
-    with pytest.raises(InputError, match=r"--size=9: .*\b10 \(5\b"):
-        pieces(["abc"], 9)
-    assert pieces(["abc"], 10) == [*SPECIAL_TOKENS, "a", "b", "c", "##b", "##c"]

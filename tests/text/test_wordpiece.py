@@ -54,21 +54,6 @@ def test_a_cased_vocabulary_keeps_case_and_accents():
     assert pieces(tokenizer, "Unaffable café UN") == ["Un", "##aff", "##able", "café", "[UNK]"]
 
 
-def test_special_tokens_in_plain_text_are_text(tokenizer):
-    assert pieces(tokenizer, "the [SEP] [MASK]") == ["the", "[", "sep", "]", "[", "mask", "]"]
-    tokenizer.encode_with_special_tokens("[MASK]")  # Which must not change how plain text is read.
-    assert pieces(tokenizer, "[CLS]") == ["[", "cls", "]"]
-
-
-def test_special_tokens_are_read_where_they_are_asked_for(tokenizer):
-    ids, types = tokenizer.encode_with_special_tokens("the [MASK].")
-    assert [tokenizer.id_to_token(index) for index in ids] == ["[CLS]", "the", "[MASK]", ".", "[SEP]"]
-    assert types == [0] * 5
-    ids, types = tokenizer.encode_with_special_tokens("the un", "running [MASK]")
-    assert tokenizer.decode(ids) == "[CLS] the un [SEP] running [MASK] [SEP]"
-    assert types == [0, 0, 0, 0, 1, 1, 1, 1]
-
-
 def test_attributes(tokenizer):
     assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id) == (
         0,
@@ -142,25 +127,6 @@ def test_a_vocabulary_that_is_not_there_is_named(tmp_path):
         convert_vocabulary(str(tmp_path / "nothing.txt"))
 
 
-@pytest.mark.parametrize(
-    ("name", "lowercase", "text", "expected"),
-    [
-        ("uncased", True, "Tokenizing naïve Ünicode, isn't it?", "token ##izing naive unicode , isn ' t it ?"),
-        ("cased", False, "Tokenizing naïve text", "To ##ken ##izing na ##ï ##ve text"),
-    ],
-)
-def test_the_released_vocabularies(data_dir, name, lowercase, text, expected):
-    tokenizer = convert_vocabulary(str(data_dir / f"vocab/bert-base-{name}-vocab.txt"))
-    assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id) == (
-        0,
-        100,
-        101,
-        102,
-        103,
-    )
-    assert pieces(tokenizer, text) == expected.split()
-
-
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_the_exported_files_are_the_tokenizer(tmp_path, lowercase):
     tokenizer = wordpiece_tokenizer(PIECES, lowercase)
@@ -173,18 +139,3 @@ def test_the_exported_files_are_the_tokenizer(tmp_path, lowercase):
     loaded = FastTokenizer.from_file(str(tmp_path / "new/tokenizer.json"))
     text = "Unaffable [MASK] " + "a" * 150
     assert loaded.encode(text).ids == tokenizer.encode_with_special_tokens(text)[0]
-
-
-@pytest.mark.parametrize("lowercase", [True, False])
-def test_transformers_gives_the_same_ids(tmp_path, lowercase):
-    transformers = pytest.importorskip("transformers")
-    tokenizer = wordpiece_tokenizer(PIECES, lowercase)
-    tokenizer.save(tmp_path, model_max_length=128)
-    loaded = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
-    assert loaded.model_max_length == 128
-    assert len(loaded) == tokenizer.vocab_size
-    assert (loaded.pad_token_id, loaded.mask_token_id) == (tokenizer.pad_id, tokenizer.mask_id)
-    for text, pair in [("Unaffable, [MASK] café!", None), ("the 中国 " + "a" * 100, "Running un")]:
-        encoded = loaded(text, pair)
-        assert (encoded["input_ids"], encoded["token_type_ids"]) == tokenizer.encode_with_special_tokens(text, pair)
-    assert loaded.decode(tokenizer.encode_batch(["unaffable running"])[0]) == "unaffable running"

@@ -11,7 +11,7 @@ documents as reading the files sequentially, for any slice size.
 
 | format | recognized by | a slice is a range of | reader |
 | --- | --- | --- | --- |
-| Parquet, Arrow | suffix | row groups, record batches | `record_corpus`, `token_corpus` |
+| Parquet, Arrow | suffix | row groups, record batches | `record_corpus` |
 | CSV; TSV with quotes | suffix | the file | `record_corpus` |
 | TSV | suffix | bytes | `record_corpus` |
 | JSON lines | suffix `.jsonl`, `.ndjson`, `.json`, or a first line such as `{"id":` | bytes | `record_corpus` |
@@ -83,13 +83,6 @@ def plan(
             f"--text_field={options.text_field}: got only inputs without fields, such as {files[0]}; expected JSON "
             "lines, Parquet, Arrow, CSV, TSV or TFDS; drop the option"
         )
-    return slices_of(files, options, slice_bytes)
-
-
-def slices_of(files: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE_BYTES) -> list[Slice]:
-    """Splits files of `expand` into slices, as `plan` does."""
-    if slice_bytes < 1:
-        raise InputError(f"slice_bytes={slice_bytes}: must be at least 1")
     return [
         Slice(path, *cut)
         for path in files

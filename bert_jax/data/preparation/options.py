@@ -8,7 +8,7 @@ from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.data.preparation.instances import RANDOM_NEXT_RULES
 from bert_jax.errors import InputError
 from bert_jax.option_fields import CheckedOptions, option
-from bert_jax.text.languages import check_language
+from bert_jax.text.sentences import check_language
 
 LONGEST_SEQ_LEN = 1 << 15
 _READING = ("text_field", "ids_field", "tsv_quotes")

@@ -54,7 +54,7 @@ from bert_jax.errors import InputError
 from bert_jax.extras import install_hint
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.progress import Bars, silent
-from bert_jax.text.languages import warn_of_language
+from bert_jax.text.sentences import warn_of_language
 from bert_jax.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.data.corpora import corpus
-from bert_jax.data.corpora.token_corpus import token_documents
+from bert_jax.data.corpora.record_corpus import token_documents
 from bert_jax.data.dataset import Counts
 from bert_jax.data.hashing import content_hash
 from bert_jax.data.preparation.options import PrepareOptions

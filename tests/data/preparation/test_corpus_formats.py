@@ -11,7 +11,6 @@ from support import helpers
 from support.preparing import files, run
 
 from bert_jax.data.corpora import corpus
-from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 
 DOCUMENTS = helpers.make_corpus(documents=300).strip().split("\n\n")  # those of `whole`
 OPTIONS = {"bucket_tokens": 4096, "dupe_factor": 2, "tsv_quotes": True}
@@ -76,14 +75,4 @@ def test_formats_workers_and_slices_do_not_matter(whole, form, tokenizer, tmp_pa
     monkeypatch.setattr(corpus, "plan", lambda inputs, options, **_: plan(inputs, options, slice_bytes))
     monkeypatch.setattr(corpus, "SLICE_BYTES", slice_bytes)
     run(folder, tokenizer, tmp_path / "data", workers=workers, **OPTIONS)
-    assert files(tmp_path / "data") == files(whole)
-
-
-@pytest.mark.parametrize("form", WRITERS)
-def test_beam_writes_the_same_bytes(whole, form, tokenizer, tmp_path):
-    pytest.importorskip("apache_beam")
-    folder = write_corpus(form, tmp_path)
-    options = PrepareOptions(seq_len=64, eval_fraction=0.1, sentences="lines", **OPTIONS)
-    flags = ["--prism_location=/nowhere"]  # a runner that Beam would download
-    prepare([str(folder)], tokenizer, str(tmp_path / "data"), options, runner="DirectRunner", beam_options=flags)
     assert files(tmp_path / "data") == files(whole)

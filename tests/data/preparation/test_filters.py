@@ -78,18 +78,6 @@ def test_a_line_of_several_sentences_is_one_line(tokenizer, tmp_path):
     assert totals(dataset)[0][0] == 60
 
 
-def test_lengths(tokenizer, tmp_path):
-    texts = documents(200)
-    sizes = [len(ids) for ids in tokenizer.encode_batch(texts)]
-    low, high = 40, 120
-    dataset = run(texts, tokenizer, tmp_path, min_document_tokens=low, max_document_tokens=high)
-    kept = [size for size in sizes if low <= size <= high]
-    assert dataset.info.dropped["short_documents"].documents == sum(size < low for size in sizes) > 10
-    assert dataset.info.dropped["long_documents"].documents == sum(size > high for size in sizes) > 10
-    assert (totals(dataset)[0][0], totals(dataset)[0][2]) == (len(kept), sum(kept))
-    assert dataset.token_counts().sum() == dataset.info.splits["train"].tokens
-
-
 def test_a_document_of_repeated_lines_alone_is_none(tokenizer, tmp_path):
     texts = [*documents(50), *["the menu .\nthe owl ."] * 30]
     dataset = run(texts, tokenizer, tmp_path, max_line_repeats=20)

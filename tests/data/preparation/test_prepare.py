@@ -302,7 +302,7 @@ def test_text_without_a_token_is_dropped(tokenizer, tmp_path):
 @pytest.mark.parametrize("name", ["data", ""])
 def test_output_that_is_no_new_folder_is_refused(name, tokenizer, tmp_path):
     (tmp_path / "data").write_text("mine")
-    with pytest.raises(InputError, match=r"--output=|path is empty"):
+    with pytest.raises(InputError, match="--output=" if name else "empty"):
         run("not read", tokenizer, tmp_path / name if name else "")
     assert (tmp_path / "data").read_text() == "mine"
 
@@ -312,12 +312,6 @@ def test_no_text(tokenizer, tmp_path, text):
     (tmp_path / "a.txt").write_text(text)
     with pytest.raises(InputError, match=r"--input=.*a\.txt"):
         run(tmp_path / "a.txt", tokenizer, tmp_path / "data")
-    assert not (tmp_path / "data").exists()
-
-
-def test_no_input(tokenizer, tmp_path):
-    with pytest.raises(InputError, match=r"nowhere\.txt"):
-        run(tmp_path / "nowhere.txt", tokenizer, tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
 
