@@ -24,16 +24,16 @@ class CheckedOptions:
             value, limits = getattr(self, field.name), field.metadata
             low, high = limits.get("low"), limits.get("high")
             if "choices" in limits and value not in limits["choices"]:
-                raise InputError(f"--{field.name}={value!r}: expected one of {', '.join(limits['choices'])}")
+                raise InputError(f"{field.name}={value!r}: expected one of {', '.join(limits['choices'])}")
             if low is not None and high is None and not value >= low:
-                raise InputError(f"--{field.name}={value}: must be at least {low}")
+                raise InputError(f"{field.name}={value}: must be at least {low}")
             if high is not None and not low <= value <= high:
-                raise InputError(f"--{field.name}={value}: must be in [{low}, {high}]")
+                raise InputError(f"{field.name}={value}: must be in [{low}, {high}]")
 
     def check_unused(self, used: Collection[str], why: str) -> None:
         """Raises InputError, which says `why`, for an option that is not `used` and not at its default."""
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
             if field.name not in used and value != field.default:
-                given = f"--{field.name}" if value is True else f"--{field.name}={value}"
+                given = field.name if value is True else f"{field.name}={value}"
                 raise InputError(f"{given}: has no effect {why}")

@@ -89,7 +89,7 @@ def _converted(kind: Any, value: Any) -> Any:
         return {"true": True, "1": True, "false": False, "0": False}[str(value).lower()]
     if kind is int:
         number = ast.literal_eval(value) if isinstance(value, str) else value
-        if isinstance(number, bool) or number != int(number):
+        if isinstance(number, bool) or number != int(number) or abs(number) >= 1 << 63:
             raise ValueError
         return int(number)
     if kind is float and not isinstance(value, bool):

@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).resolve().parent
 sys.path[:0] = [str(DOCS), str(DOCS.parent / "benchmarks")]
@@ -73,6 +74,15 @@ linkcheck_workers = 4
 linkcheck_anchors = False
 
 
-def setup(app: object) -> None:
+def mark_commands(_app: object, _what: str, _name: str, _object: object, _options: object, lines: list[str]) -> None:
+    """Makes the commands below `Examples:` of a docstring a literal block, before napoleon reads it."""
+    if "Examples:" in lines:
+        at = lines.index("Examples:") + 1
+        end = next((n for n in range(at, len(lines)) if lines[n].strip() and not lines[n].startswith(" ")), len(lines))
+        lines[at:end] = ["  ::", "", *(f"  {line}" if line.strip() else "" for line in lines[at:end])]
+
+
+def setup(app: Any) -> None:
     """Writes the generated parts of pages, before Sphinx reads them."""
     write_pages(DOCS / "_generated")
+    app.connect("autodoc-process-docstring", mark_commands, priority=400)

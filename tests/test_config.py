@@ -266,7 +266,13 @@ def test_overrides_take_the_type_of_the_key():
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("total_steps", "1.5"), ("total_steps", "True"), ("mesh.zero1", "maybe"), ("optimizer.eps", "small")],
+    [
+        ("total_steps", "1.5"),
+        ("total_steps", "1e30"),
+        ("total_steps", "True"),
+        ("mesh.zero1", "maybe"),
+        ("optimizer.eps", "small"),
+    ],
 )
 def test_values_of_another_type_are_refused(key: str, value: str):
     with pytest.raises(InputError, match=rf"{key}={value}: .*(int|bool|float)"):

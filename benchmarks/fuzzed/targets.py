@@ -159,7 +159,7 @@ def _read_weights(path: Path) -> None:
 
     from bert_jax.interop.weight_files import open_weights
 
-    for weight in open_weights(epath.Path(path.parent)).values():
+    for weight in open_weights(epath.Path(path)).values():
         weight.read()
 
 

@@ -12,13 +12,13 @@ import functools
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from bert_jax import __version__, config_listing
-from bert_jax.errors import InputError
+from bert_jax.errors import BertJaxError, InputError
 from bert_jax.option_fields import CheckedOptions
 from bert_jax.sections import Section, flatten
 
@@ -58,7 +58,8 @@ def command(function: Callable[P, T]) -> Callable[P, T]:
     """Makes a public function a command, such as `fill_mask` of "fill-mask".
 
     Each call, from Python or from the command line, is checked here: InputError for a path that is empty or cannot be
-    opened, and for a value that is not among the choices of a `Literal`. A text stands for a sequence of one.
+    opened, and for a value that is not among the choices of a `Literal`. A text stands for a sequence of one. Errors
+    name parameters and config keys as Python does; `in_options` gives them the names of the command line.
     """
     signature, kinds = inspect.signature(function), get_type_hints(function, include_extras=True)
 
@@ -74,10 +75,23 @@ def command(function: Callable[P, T]) -> Callable[P, T]:
                     _check_path(name, path)
             if value is not None and value not in flags.get("choices", (value,)):
                 raise InputError(f"{name}={value}: expected one of {', '.join(flags['choices'])}")
-        return function(*call.args, **call.kwargs)
+        try:
+            return function(*call.args, **call.kwargs)
+        except BertJaxError as error:
+            error.args = (_in_python(str(error), names),)
+            raise
 
+    names = {name.strip("_") for name in kinds}
+    for kind in map(_class, kinds.values()):
+        names |= {field.name for field in _shown(kind)} if issubclass(kind, CheckedOptions) else set()
     COMMANDS[function.__name__.strip("_").replace("_", "-")] = checked
     return checked
+
+
+def _in_python(message: str, names: Collection[str]) -> str:
+    """Returns a message with `--NAME=...` of options and `--config.KEY=...` as `NAME=...` and `KEY=...`."""
+    known = "|".join(map(re.escape, names))
+    return re.sub(rf"--(?:config\.(?=[\w.]+=)|(?=(?:{known})=)|(?<=^--)(?=(?:{known}): ))", "", message)
 
 
 def _check_path(name: str, path: str) -> None:

@@ -92,10 +92,10 @@ def fill_mask(text: Sequence[str], /, checkpoint: Checkpoint, *, top: int = 5) -
     Examples:
       bert-jax fill-mask --checkpoint=runs/base 'Paris is the [MASK] of France.'
     """
-    from bert_jax.inference import pretrained
+    from bert_jax.inference import pretrained, text_encoder
 
     for one in text:
-        pretrained.check_text(one)
+        text_encoder.check_text(one)
     model = pretrained.load(checkpoint)
     for one in text:
         pretrained.check_mask(one, model.tokenizer)
@@ -126,7 +126,7 @@ def features(
       input: one text per line, or two: `first ||| second`; also compressed
       output: JSON lines, or arrays if it ends in .npz
       layers: numbers (0 is the first, -1 the last) or names: embeddings, first, second_to_last, last, last_four, all;
-        default: -1,-2,-3,-4, with --pool -1
+        default: the last four, with --pool the last
       pool: write one vector per line: the mean over all tokens, [CLS] and [SEP] included, or that of [CLS]
       seq_len: maximum tokens per line; default: the model's maximum
       batch_size: lines per batch
@@ -199,28 +199,38 @@ def export(
 
 @command
 def import_(
-    source: Annotated[str, Option("DIR|PREFIX")], output: Folder, *, cased: bool = False, uncased: bool = False
-) -> Result:
+    source: Annotated[str, Option("DIR|FILE")], output: Folder, *, cased: bool = False, uncased: bool = False,
+    layers: Annotated[str, Option("LAYERS")] = "", drop: Sequence[Annotated[str, Option("NAME")]] = (),
+) -> Result:  # fmt: skip
     """Imports a checkpoint from another library's format, to evaluate, train or export it.
 
     Reads: a folder of Hugging Face transformers, or a TensorFlow checkpoint
     Writes: DIR, a checkpoint without optimizer state
 
     Args:
-      source: a transformers folder: config.json, weights, and vocab.txt or tokenizer.json; or a TensorFlow checkpoint
-        (its folder, or such as DIR/bert_model.ckpt) beside bert_config.json and vocab.txt
+      source: a transformers folder: config.json, weights, and vocab.txt or tokenizer.json; or a file of weights in
+        one; or a TensorFlow checkpoint (its folder, or such as DIR/bert_model.ckpt) beside bert_config.json and
+        vocab.txt
       output: a new folder
       cased: keep case and accents, regardless of the source's settings
       uncased: lowercase and strip accents, regardless of the source's settings
+      layers: import these layers alone, from 0 and in this order, such as 0,2,4; a layer may be repeated
+      drop: beginnings of the names of weights that are not imported; any other unused weight is refused
 
     Examples:
       bert-jax import --source=hf --output=imported
+      bert-jax import --source=hf --output=smaller --layers=0,2,4
     """
     from bert_jax.interop.importing import import_checkpoint
 
     if cased and uncased:
         raise InputError("cased: contradicts uncased; remove one")
-    checkpoint = import_checkpoint(source, output, lowercase=uncased if cased or uncased else None)
+    words = layers.split(",") if layers else []
+    if not all(word.isdecimal() for word in words):
+        raise InputError(f"layers={layers}: expected numbers such as 0,2,4")
+    checkpoint = import_checkpoint(
+        source, output, lowercase=uncased if cased or uncased else None, layers=[*map(int, words)] or None, drop=drop
+    )
     values = {
         "output": output, "vocab_size": checkpoint.tokenizer.vocab_size,
         "cased": not checkpoint.tokenizer.lowercase, "heads": list(checkpoint.heads),

@@ -125,9 +125,8 @@ def evaluate_finetuned(found: Checkpoint, data: str, *, batch_size: int = 64, ba
     """
     check_batch_size(batch_size)
     task, bad_rows = task_of(found), BadRows(strict_labels=True)
-    file_name = Path(data).name
     is_folder = is_tfds(data) or remote.parse_path(data).is_dir()
-    files = {"train_file" if file_name == "train" else file_name: data}  # a split `train` is not scored
+    files = {Path(data).name: data}
     if is_folder:
         files = {split: path for split, path in task.find(data, {}).items() if split.startswith("dev")}
     if not files:

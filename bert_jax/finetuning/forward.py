@@ -16,13 +16,14 @@ from jax.sharding import Mesh, PartitionSpec
 
 from bert_jax.batch import Batch, map_arrays
 from bert_jax.config_keys import MeshKeys
+from bert_jax.errors import InputError
 from bert_jax.finetuning.batches import EncodedExamples, in_order
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.parallel.host_batches import put_batch, rows_here
 from bert_jax.parallel.mesh import batch_mesh_axes, make_mesh
 from bert_jax.parallel.sharding import make_forward_step, parameter_shardings
-from bert_jax.text.sequences import LENGTHS, padded_length
+from bert_jax.text.sequences import LENGTHS, EncodedSequence, padded_length
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpoints import Checkpoint
 
@@ -34,6 +35,12 @@ def run_model(model: Any, batch: Batch[jax.Array]) -> jax.Array:
     """Returns what the model returns."""
     result: jax.Array = model(batch)
     return result
+
+
+def check_segments(segments: int, sequences: Sequence[EncodedSequence]) -> None:
+    """Raises InputError for a pair if the model has one segment."""
+    if segments < 2 and any(sequence.first_length < len(sequence.input_ids) for sequence in sequences):
+        raise InputError("got a pair, but the model has no second segment (type_vocab_size=1); give single texts")
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,7 @@ class Predictor:
       max_seq_len: maximum tokens of a sequence.
       forward: computes the outputs.
       lengths: batches are padded to one of these, or else of `LENGTHS`.
+      segments: the segments that the model has embeddings of.
     """
 
     mesh: Mesh
@@ -59,6 +67,7 @@ class Predictor:
     max_seq_len: int
     forward: Forward = run_model
     lengths: Sequence[int] = LENGTHS
+    segments: int = 2
 
     @functools.cached_property
     def _step(self) -> Callable[[Parameters, Batch[Any]], Any]:
@@ -81,7 +90,9 @@ class Predictor:
         """Returns the outputs [...] of each example, [group] for `group` sequences, or [T, ...] for T tokens.
 
         Few examples are computed in a smaller batch, unless `in_full_batches`, as for the last part of a large file.
+        Raises InputError for a pair that the model has no second segment for.
         """
+        check_segments(self.segments, examples.sequences)
         outputs: list[Any] = [None] * len(examples)
         lengths, group = examples.lengths(), examples.group
         size = self.batch_size if in_full_batches else self._size_for(examples)
@@ -143,6 +154,7 @@ def load_model(
     shardings = parameter_shardings(mesh, axes)
     parameters = found.load_parameters(shardings, **settings)
     predictor = Predictor(
-        mesh, graph, shardings, found.tokenizer, -(-batch_size // mesh.size) * mesh.size, max_seq_len, forward
-    )
+        mesh, graph, shardings, found.tokenizer, -(-batch_size // mesh.size) * mesh.size, max_seq_len, forward,
+        segments=found.bert_config.type_vocab_size,
+    )  # fmt: skip
     return LoadedModel(parameters, predictor)

@@ -211,9 +211,9 @@ class Task(abc.ABC):
 
 def make_split(
     task: Task, name: str, examples: Sequence[Any], tokenizer: Tokenizer, *, labels: Labels = "ignored",
-    last_position: bool = False, left_out: Mapping[str, int] | None = None,
+    training: bool = False, last_position: bool = False, left_out: Mapping[str, int] | None = None,
 ) -> Split:  # fmt: skip
-    """Returns a split with its encoded examples; those of `train` have the labels that the loss reads."""
-    encoded = task.encode(examples, tokenizer, labelled=name == "train")
+    """Returns a split with its encoded examples; for `training` they have the labels that the loss reads."""
+    encoded = task.encode(examples, tokenizer, labelled=training)
     is_labelled = labels != "ignored" and all(map(task.is_labelled, examples))
     return Split(name, examples, dataclasses.replace(encoded, last_position=last_position), is_labelled, left_out or {})

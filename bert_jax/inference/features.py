@@ -20,11 +20,11 @@ import json
 import re
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import jax
 import jax.numpy as jnp
@@ -35,25 +35,24 @@ from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.text_files import Utf8, decode_line, lines_from, named_format, text_format
 from bert_jax.finetuning.batches import EncodedExamples
-from bert_jax.finetuning.forward import Forward, LoadedModel, load_model
+from bert_jax.finetuning.forward import Forward, LoadedModel, check_segments, load_model
 from bert_jax.inference.opening import open_model_of
 from bert_jax.inference.text_encoder import check_pool, pool_hidden_states
-from bert_jax.model import BertForPreTraining
+from bert_jax.model import BertConfig, BertForPreTraining
 from bert_jax.progress import Bars, silent
 from bert_jax.text.sequences import EncodedSequence, encode_pairs
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.training.checkpoints import Checkpoint
 from bert_jax.training.evaluation import check_batch_size
 
 LAYER_NAMES = ("embeddings", "first", "second_to_last", "last", "last_four", "all")
 """Layer names for `parse_layers`. `embeddings` is the sum of the three embeddings, after LayerNorm."""
 
-DEFAULT_LAYERS = "-1,-2,-3,-4"
-"""The layers without a pooling."""
-
 _SORTED_BATCHES = 16  # batches whose lines are sorted by length together, to save padding
 _SORTED_BYTES = 1 << 30  # their outputs, which are in memory together
 _LINES_AT_ONCE = 1024  # per call of the tokenizer
+
+Line = tuple[EncodedSequence, np.ndarray]
+"""A line and its outputs: [tokens, layers, D], or [D] if they are pooled."""
 
 
 @dataclass(frozen=True)
@@ -90,15 +89,15 @@ def parse_layers(given: str, num_hidden_layers: int) -> list[int | str]:
         layers += by_name[word] if word in by_name else [int(word)] if re.fullmatch(r"-?[0-9]{1,18}", word) else [word]
     for layer in layers:
         if isinstance(layer, str) and layer not in by_name:
-            raise InputError(f"--layers: unknown layer {layer!r:.60}; use numbers, or {', '.join(LAYER_NAMES)}")
+            raise InputError(f"layers: unknown layer {layer!r:.60}; use numbers, or {', '.join(LAYER_NAMES)}")
         if isinstance(layer, int) and not -num_hidden_layers <= layer < num_hidden_layers:
             raise InputError(
-                f"--layers: unknown layer {layer}; the model has {num_hidden_layers}, "
+                f"layers: unknown layer {layer}; the model has {num_hidden_layers}, "
                 f"{-num_hidden_layers} to {num_hidden_layers - 1}"
             )
     positions = [_hidden_state(layer, num_hidden_layers) for layer in layers]
     if len(set(positions)) < len(positions):
-        raise InputError(f"--layers={given}: duplicate layer; list each layer once")
+        raise InputError(f"layers={given}: duplicate layer; list each layer once")
     return layers
 
 
@@ -135,60 +134,58 @@ def extract(
     """
     target = remote.parse_path(output)
     if remote.exists(target):
-        raise InputError(f"--output={target}: already exists; choose another name or delete it")
+        raise InputError(f"output={target}: already exists; choose another name or delete it")
     check_batch_size(batch_size)
-    source = Path(input)  # epath takes a pipe for a file
-    if not remote.is_remote(input) and source.exists() and not source.is_file():
-        raise InputError(f"--input={input}: expected a regular file, since it is read twice; save the input to a file")
-    if named_format(input):
-        raise InputError(f"--input={input}: got a table or JSON lines, expected a file of plain text, one text a line")
-    text_format(input)  # refuses what is not text
+    _check_input(input)
     found = open_model_of(checkpoint)
     config, tokenizer = found.bert_config, found.tokenizer
-    layers = ("-1" if pool else DEFAULT_LAYERS) if layers is None else layers
+    if layers is None:  # the last four, of those that there are
+        layers = "-1" if pool else ",".join(str(-layer) for layer in range(1, min(4, config.num_hidden_layers) + 1))
     chosen = parse_layers(layers, config.num_hidden_layers)
     if pool is not None:
-        check_pool("--pool", pool, config)
+        check_pool("pool", pool, config)
         if len(chosen) > 1:
-            raise InputError(f"--layers={layers}: --pool={pool} supports one layer, got {len(chosen)}; use --layers=-1")
+            raise InputError(f"layers={layers}: pool={pool} supports one layer, got {len(chosen)}; use layers=-1")
     length = config.max_position_embeddings if seq_len is None else seq_len
     if not 3 <= length <= config.max_position_embeddings:
-        raise InputError(f"--seq_len={seq_len}: expected 3 to {config.max_position_embeddings}, the model's maximum")
+        raise InputError(f"seq_len={seq_len}: expected 3 to {config.max_position_embeddings}, the model's maximum")
 
     atomic.make_folder(target.parent)
     with atomic.whole_file(target) as file:
-        lengths, cut = _measure(input, tokenizer, length, segments=config.type_vocab_size)
-        if not lengths:
-            raise InputError(f"--input={input}: the file is empty: expected at least one line")
-        model = _load(found, chosen, pool, min(batch_size, len(lengths)), length)
+        texts = list(_texts(input))
+        lengths, cut = _measure(input, texts, tokenizer, config, length)
+        states = tuple(_hidden_state(layer, config.num_hidden_layers) for layer in chosen)
+        model = load_model(
+            found, batch_size=min(batch_size, len(texts)), max_seq_len=length,
+            forward=select_hidden_states(states, pool),
+        )  # fmt: skip
+        size = model.predictor.batch_size
         line_bytes = (1 if pool else max(lengths) * len(chosen)) * 4 * config.hidden_size
-        sorted_lines = model.predictor.batch_size * max(
-            1, min(_SORTED_BATCHES, _SORTED_BYTES // (model.predictor.batch_size * line_bytes))
-        )
-        with closing(bars(total=len(lengths), desc="features", unit="line")) as bar:
+        sorted_lines = size * max(1, min(_SORTED_BATCHES, _SORTED_BYTES // (size * line_bytes)))
+        with closing(bars(total=len(texts), desc="features", unit="line")) as bar:
 
-            def values() -> Iterator[tuple[EncodedSequence, np.ndarray]]:
-                measured = iter(lengths)
-                for line, hidden in _hidden_of(model, _read(input, tokenizer, length), sorted_lines):
-                    if len(line.input_ids) != next(measured, None):
-                        raise InputError(f"--input={input}: the file changed while it was read; run it again")
-                    yield line, hidden
+            def lines() -> Iterator[Line]:
+                for line in _hidden_of(model, _encode(tokenizer, texts, length), sorted_lines):
+                    yield line
                     bar.update(1)
-                if next(measured, None) is not None:
-                    raise InputError(f"--input={input}: the file changed while it was read; run it again")
 
-            if pool is not None and target.suffix == ".npz":
-                _write_vectors(file, values(), lengths, pool, chosen[0], config.hidden_size)
-            elif pool is not None:
-                _write_vector_lines(file, values(), pool, chosen[0])
-            elif target.suffix == ".npz":
-                _write_arrays(file, values(), lengths, tokenizer, chosen, config.hidden_size)
+            if target.suffix == ".npz":
+                _write_arrays(file, lines(), lengths, tokenizer, chosen, pool, config.hidden_size)
             else:
-                _write_json_lines(file, values(), tokenizer, chosen)
+                _write_json_lines(file, lines(), tokenizer, chosen, pool)
     return Extracted(len(lengths), sum(lengths), cut, length, layers)
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
+
+
+def _check_input(path: str) -> None:
+    place = Path(path)  # epath takes a pipe for a file
+    if not remote.is_remote(path) and place.exists() and not place.is_file():
+        raise InputError(f"input={path}: expected a regular file; save the input to a file")
+    if named_format(path):
+        raise InputError(f"input={path}: got a table or JSON lines, expected a file of plain text, one text a line")
+    text_format(path)  # refuses what is not text
 
 
 def _texts(path: str) -> Iterator[tuple[str, str | None]]:
@@ -198,37 +195,31 @@ def _texts(path: str) -> Iterator[tuple[str, str | None]]:
         yield (pair[1], pair[2]) if pair else (text, None)
 
 
-def _read(path: str, tokenizer: Tokenizer, length: int) -> Iterator[EncodedSequence]:
-    texts = _texts(path)
-    while some := list(itertools.islice(texts, _LINES_AT_ONCE)):
-        yield from encode_pairs(tokenizer, some, length)
+def _encode(tokenizer: Tokenizer, texts: Sequence[tuple[str, str | None]], length: int) -> Iterator[EncodedSequence]:
+    for start in range(0, len(texts), _LINES_AT_ONCE):
+        yield from encode_pairs(tokenizer, texts[start : start + _LINES_AT_ONCE], length)
 
 
-def _measure(path: str, tokenizer: Tokenizer, length: int, segments: int) -> tuple[list[int], int]:
-    """Returns the tokens of each `_read` line, and the number of truncated lines. InputError for invalid pairs."""
-    lengths, cut = [], 0
-    for number, line in enumerate(_read(path, tokenizer, sys.maxsize), start=1):
-        tokens = len(line.input_ids)
-        if line.first_length < tokens and segments < 2:
-            raise InputError(f"{path}:{number}: got a pair, but the model has no second segment (type_vocab_size=1)")
-        cut += tokens > length
-        lengths.append(min(tokens, length))
-    return lengths, cut
+def _measure(
+    path: str, texts: Sequence[tuple[str, str | None]], tokenizer: Tokenizer, config: BertConfig, length: int
+) -> tuple[list[int], int]:
+    """Returns the tokens of each line, at most `length`, and the number of lines that are truncated to it.
+
+    Raises InputError without a line, and for a pair that the model has no second segment for.
+    """
+    if not texts:
+        raise InputError(f"input={path}: the file is empty: expected at least one line")
+    lengths = []
+    for number, line in enumerate(_encode(tokenizer, texts, sys.maxsize), start=1):
+        lengths.append(len(line.input_ids))
+        try:
+            check_segments(config.type_vocab_size, [line])
+        except InputError as error:
+            raise InputError(f"{path}:{number}: {error}") from error
+    return [min(tokens, length) for tokens in lengths], sum(tokens > length for tokens in lengths)
 
 
 # --- Running ---------------------------------------------------------------------------------------------------------
-
-
-def _load(
-    checkpoint: Checkpoint, layers: Sequence[int | str], pool: str | None, batch_size: int, length: int
-) -> LoadedModel:
-    """Loads the model that computes the chosen hidden states of lines on all devices.
-
-    They are [tokens, layers, D], or [D] of the only layer if pooled.
-    """
-    states = tuple(_hidden_state(layer, checkpoint.bert_config.num_hidden_layers) for layer in layers)
-    forward = select_hidden_states(states, pool)
-    return load_model(checkpoint, batch_size=batch_size, max_seq_len=length, forward=forward)
 
 
 @functools.cache
@@ -245,10 +236,8 @@ def select_hidden_states(states: tuple[int, ...], pool: str | None) -> Forward:
     return hidden_states
 
 
-def _hidden_of(
-    model: LoadedModel, lines: Iterator[EncodedSequence], sorted_lines: int
-) -> Iterator[tuple[EncodedSequence, np.ndarray]]:
-    """Yields each line with the outputs of `_load`'s model, in order.
+def _hidden_of(model: LoadedModel, lines: Iterator[EncodedSequence], sorted_lines: int) -> Iterator[Line]:
+    """Yields each line with the outputs of the model, in order.
 
     Among `sorted_lines` lines, those of similar length share a batch.
     """
@@ -260,83 +249,49 @@ def _hidden_of(
 
 
 def _write_json_lines(
-    file: IO[bytes],
-    values: Iterable[tuple[EncodedSequence, np.ndarray]],
-    tokenizer: Tokenizer,
-    layers: Sequence[int | str],
+    file: IO[bytes], lines: Iterator[Line], tokenizer: Tokenizer, layers: Sequence[int | str], pool: str | None
 ) -> None:
-    for number, (line, hidden) in enumerate(values):
-        features = [
-            {
-                "token": tokenizer.id_to_token(token),
-                "layers": [
-                    {"index": layer, "values": [round(value, 6) for value in row.tolist()]}
-                    for layer, row in zip(layers, rows, strict=True)
-                ],
-            }
-            for token, rows in zip(line.input_ids, hidden, strict=True)
-        ]
-        file.write(json.dumps({"linex_index": number, "features": features}).encode() + b"\n")
+    def rounded(values: np.ndarray) -> list[float]:
+        return [round(value, 6) for value in values.tolist()]
+
+    for number, (line, hidden) in enumerate(lines):
+        if pool is not None:
+            tokens = len(line.input_ids)
+            row: dict[str, Any] = {"pool": pool, "layer": layers[0], "tokens": tokens, "values": rounded(hidden)}
+        else:
+            row = {"features": [
+                {
+                    "token": tokenizer.id_to_token(token),
+                    "layers": [
+                        {"index": layer, "values": rounded(values)} for layer, values in zip(layers, rows, strict=True)
+                    ],
+                }
+                for token, rows in zip(line.input_ids, hidden, strict=True)
+            ]}  # fmt: skip
+        file.write(json.dumps({"linex_index": number, **row}).encode() + b"\n")
 
 
 def _write_arrays(
-    file: IO[bytes],
-    values: Iterable[tuple[EncodedSequence, np.ndarray]],
-    lengths: Sequence[int],
-    tokenizer: Tokenizer,
-    layers: Sequence[int | str],
-    hidden_size: int,
-) -> None:
-    """Writes an uncompressed .npz, and its large array incrementally."""
-    offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-    input_ids = np.empty(offsets[-1], np.int32)
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        with _open_values(archive, (int(offsets[-1]), len(layers), hidden_size)) as member:
-            for number, (line, hidden) in enumerate(values):
-                input_ids[offsets[number] : offsets[number + 1]] = line.input_ids
-                member.write(np.ascontiguousarray(hidden, np.float32).tobytes())
-        arrays = {
-            "tokens": np.array(tokenizer.vocab)[input_ids],
-            "input_ids": input_ids,
-            "offsets": offsets,
-            "layers": np.array([str(layer) for layer in layers]),
-        }
-        _write_members(archive, arrays)
-
-
-def _write_vector_lines(
-    file: IO[bytes], values: Iterable[tuple[EncodedSequence, np.ndarray]], pool: str, layer: int | str
-) -> None:
-    for number, (line, vector) in enumerate(values):
-        row = {
-            "linex_index": number, "pool": pool, "layer": layer, "tokens": len(line.input_ids),
-            "values": [round(value, 6) for value in vector.tolist()],
-        }  # fmt: skip
-        file.write(json.dumps(row).encode() + b"\n")
-
-
-def _write_vectors(
-    file: IO[bytes], values: Iterable[tuple[EncodedSequence, np.ndarray]], lengths: Sequence[int], pool: str,
-    layer: int | str, hidden_size: int,
+    file: IO[bytes], lines: Iterator[Line], lengths: Sequence[int], tokenizer: Tokenizer, layers: Sequence[int | str],
+    pool: str | None, hidden_size: int,
 ) -> None:  # fmt: skip
+    """Writes an uncompressed .npz, whose array `values` is too large for the memory: numpy has no writer for that."""
+    shape = (len(lengths), hidden_size) if pool is not None else (sum(lengths), len(layers), hidden_size)
+    input_ids: list[np.ndarray] = []
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        with _open_values(archive, (len(lengths), hidden_size)) as member:
-            for _, vector in values:
-                member.write(np.ascontiguousarray(vector, np.float32).tobytes())
-        arrays = {"tokens": np.array(lengths, np.int64), "layer": np.array(str(layer)), "pool": np.array(pool)}
-        _write_members(archive, arrays)
-
-
-@contextmanager
-def _open_values(archive: zipfile.ZipFile, shape: tuple[int, ...]) -> Iterator[IO[bytes]]:
-    """Opens the array `values` of an .npz, fp32 of `shape`; its bytes are to be written in order."""
-    with archive.open("values.npy", "w", force_zip64=True) as member:
-        header = {"descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)), "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(member, header)
-        yield member
-
-
-def _write_members(archive: zipfile.ZipFile, arrays: Mapping[str, np.ndarray]) -> None:
-    for name, array in arrays.items():
-        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-            np.lib.format.write_array(member, array, allow_pickle=False)
+        with archive.open("values.npy", "w", force_zip64=True) as member:
+            header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(member, header)
+            for line, hidden in lines:
+                input_ids.append(np.array(line.input_ids, np.int32))
+                member.write(np.ascontiguousarray(hidden, np.float32).tobytes())
+        names, all_ids = np.array([str(layer) for layer in layers]), np.concatenate(input_ids)
+        if pool is not None:
+            arrays = {"tokens": np.array(lengths, np.int64), "layer": names[0], "pool": np.array(pool)}
+        else:
+            offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+            tokens = np.array(tokenizer.vocab)[all_ids]
+            arrays = {"tokens": tokens, "input_ids": all_ids, "offsets": offsets, "layers": names}
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)

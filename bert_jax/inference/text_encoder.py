@@ -1,25 +1,29 @@
-"""Hidden states of texts, and one vector per text, from the encoder of any checkpoint."""
+"""Texts as the input of a loaded model, their hidden states, and one vector per text."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.batch import Batch
+from bert_jax.batch import Batch, map_arrays
 from bert_jax.errors import InputError
 from bert_jax.finetuning.batches import EncodedExamples
-from bert_jax.finetuning.forward import LoadedModel
+from bert_jax.finetuning.forward import LoadedModel, check_segments
 from bert_jax.model import BertConfig
-from bert_jax.text.sequences import EncodedSequence, encode_pairs
+from bert_jax.text.sequences import EncodedSequence, encode_sequence, pad_sequences
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.evaluation import check_batch_size
 
 POOLS = ("mean", "cls")
 """Poolings of hidden states to one vector: see `pool_hidden_states`."""
+
+Texts = str | Sequence[str]
+Pairs = str | Sequence[str | None] | None
 
 
 @dataclass(frozen=True)
@@ -58,54 +62,6 @@ def pool_hidden_states(hidden: jax.Array, batch: Batch[jax.Array], pool: str) ->
     return (hidden.astype(jnp.float32) * mask).sum(axis=1) / mask.sum(axis=1)
 
 
-class TextEncoder:
-    """The encoder of a loaded model, run on texts in batches.
-
-    It compiles one program per padded length and size of batches. A text that is longer than the model supports is
-    truncated, a pair at the end of its longer text.
-    """
-
-    def __init__(self, model: LoadedModel, tokenizer: Tokenizer, config: BertConfig):
-        """Wraps a model whose `encode(batch)` returns the hidden states of the last layer first."""
-        self._model, self._tokenizer, self._config = model, tokenizer, config
-        self._models: dict[tuple[str, int], LoadedModel] = {}  # by pooling and size of batches
-
-    def encode(self, texts: Sequence[str], pairs: Sequence[str | None], batch_size: int) -> Encoded:
-        """Returns the hidden states of texts, each alone or with its pair. InputError for a model without segments."""
-        sequences = self._sequences(texts, pairs)
-        states = self._outputs("", sequences, batch_size)
-        longest = max(len(sequence.input_ids) for sequence in sequences)
-        hidden = np.zeros((len(sequences), longest, self._config.hidden_size), np.float32)
-        input_ids = np.full((len(sequences), longest), self._tokenizer.pad_id, np.int32)
-        mask = np.zeros((len(sequences), longest), bool)
-        for row, (sequence, values) in enumerate(zip(sequences, states, strict=True)):
-            length = len(sequence.input_ids)
-            hidden[row, :length], input_ids[row, :length], mask[row, :length] = values, sequence.input_ids, True
-        return Encoded(hidden, mask, input_ids)
-
-    def embed(self, texts: Sequence[str], pairs: Sequence[str | None], pool: str, batch_size: int) -> np.ndarray:
-        """Returns one vector per text, fp32 [N, D]. InputError as `encode`, and as `check_pool`."""
-        check_pool("pool", pool, self._config)
-        return np.stack(self._outputs(pool, self._sequences(texts, pairs), batch_size))
-
-    def _sequences(self, texts: Sequence[str], pairs: Sequence[str | None]) -> list[EncodedSequence]:
-        check_segments(self._config, pairs)
-        both = list(zip(texts, pairs, strict=True))
-        return encode_pairs(self._tokenizer, both, self._config.max_position_embeddings)
-
-    def _outputs(self, pool: str, sequences: Sequence[EncodedSequence], batch_size: int) -> list[np.ndarray]:
-        check_batch_size(batch_size)
-        if (pool, batch_size) not in self._models:
-            self._models[pool, batch_size] = self._model.with_forward(text_states(pool), batch_size)
-        return self._models[pool, batch_size].outputs(EncodedExamples(sequences, None))
-
-
-def check_segments(config: BertConfig, pairs: Sequence[Any]) -> None:
-    """Raises InputError for a pair that the model has no second segment for."""
-    if config.type_vocab_size < 2 and any(pair is not None for pair in pairs):
-        raise InputError("pair: the model has no second segment (type_vocab_size=1); give single texts")
-
-
 @functools.cache
 def text_states(pool: str) -> Callable[[Any, Batch[jax.Array]], jax.Array]:
     """Makes the forward pass that returns the hidden states of texts, or one vector of each by `pool`."""
@@ -115,3 +71,114 @@ def text_states(pool: str) -> Callable[[Any, Batch[jax.Array]], jax.Array]:
         return pool_hidden_states(hidden, batch, pool) if pool else hidden
 
     return encode_texts
+
+
+def check_text(text: Any) -> None:
+    """Raises InputError if `text` is not a str, or not UTF-8, which is possible for a command's argument."""
+    if not isinstance(text, str):
+        raise InputError(f"text={text!r:.60}: expected a str, got {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"text {text!r}: expected valid UTF-8; convert it") from error
+
+
+def align_pairs(text: Texts, pair: Any) -> tuple[list[str], list[Any]]:
+    """Returns lists of texts and of pairs or Nones. InputError if there is no text, or the numbers differ."""
+    texts = [text] if isinstance(text, str) else list(text)
+    pairs = [None] * len(texts) if pair is None else [pair] if isinstance(pair, str) else list(pair)
+    if not texts or len(pairs) != len(texts):
+        raise InputError(
+            f"got {len(texts)} texts with {len(pairs)} pairs; expected at least one text, and as many pairs or none"
+        )
+    for one in texts:
+        check_text(one)
+    return texts, pairs
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A loaded model, its tokenizer and its config; the base of `PreTrained` and `FineTuned`.
+
+    A special token in a text, such as [MASK], is this token, and not its characters.
+    """
+
+    model: Any
+    tokenizer: Tokenizer
+    config: BertConfig
+    _running: LoadedModel = field(repr=False)
+    _by_pool: dict[tuple[str, int], LoadedModel] = field(default_factory=dict, repr=False, kw_only=True)
+
+    def batch(self, text: Texts, pair: Pairs = None) -> Batch[jax.Array]:
+        """Encodes one or several texts, each alone or followed by its `pair`, as the model's int32 input.
+
+        Returns:
+          `input_ids, token_type_ids, positions, sequence_ids` [B, L], padded to the longest, where sequence 0 is
+          padding; `cls_positions` [B, 1]; for a pre-trained model also `masked_positions` [B, L], every position, so
+          that the masked-LM head predicts each.
+
+        Raises:
+          InputError: no text, different numbers of texts and pairs, pairs for a model with one segment, or a text that
+            is not UTF-8 or too long.
+        """
+        sequences = self._sequences(text, pair)
+        longest, limit = max(len(sequence.input_ids) for sequence in sequences), self.config.max_position_embeddings
+        if longest > limit:
+            raise InputError(f"text too long: got {longest} tokens, the model reads at most {limit}; shorten it")
+        batch = pad_sequences(
+            sequences, len(sequences), longest, self.tokenizer.pad_id, last_position=self._pools_last()
+        )
+        return map_arrays(jnp.asarray, batch)
+
+    def encode(self, text: Texts, pair: Pairs = None, *, batch_size: int = 32) -> Encoded:
+        """Returns the last layer's hidden states of one or several texts, each alone or with its `pair`.
+
+        A text of more tokens than the model supports is truncated. InputError as `batch`, but for long texts.
+        """
+        sequences = self._sequences(text, pair, self.config.max_position_embeddings)
+        longest = max(len(sequence.input_ids) for sequence in sequences)
+        hidden = np.zeros((len(sequences), longest, self.config.hidden_size), np.float32)
+        input_ids = np.full((len(sequences), longest), self.tokenizer.pad_id, np.int32)
+        mask = np.zeros((len(sequences), longest), bool)
+        for row, (sequence, states) in enumerate(zip(sequences, self._states("", sequences, batch_size), strict=True)):
+            length = len(sequence.input_ids)
+            hidden[row, :length], input_ids[row, :length], mask[row, :length] = states, sequence.input_ids, True
+        return Encoded(hidden, mask, input_ids)
+
+    def embed(self, text: Texts, pair: Pairs = None, *, pool: str = "mean", batch_size: int = 32) -> np.ndarray:
+        """Returns one vector per text, fp32 [N, hidden_size], from the last layer's hidden states.
+
+        `pool` "mean" averages over all tokens, [CLS] and [SEP] included and padding excluded, as sentence-transformers
+        does; "cls" takes [CLS]. A text of more tokens than the model supports is truncated. InputError as `batch`, but
+        for long texts, and for an unknown `pool`.
+        """
+        check_pool("pool", pool, self.config)
+        sequences = self._sequences(text, pair, self.config.max_position_embeddings)
+        return np.stack(self._states(pool, sequences, batch_size))
+
+    def _pools_last(self) -> bool:
+        return False
+
+    def _sequences(self, text: Texts, pair: Pairs, max_seq_len: int | None = None) -> list[EncodedSequence]:
+        """Encodes texts, truncated to at most `max_seq_len` tokens, a pair at the end of its longer text."""
+        sequences = []
+        for first, second in zip(*align_pairs(text, pair), strict=True):
+            if second is not None:
+                check_text(second)
+            ids, segments = self.tokenizer.encode_with_special_tokens(first, second)
+            end = segments.count(0)
+            words, more = ids[1 : end - 1], None if second is None else ids[end:-1]
+            sequences.append(encode_sequence(self.tokenizer, words, more, max_seq_len or len(ids)))
+        check_segments(self.config.type_vocab_size, sequences)
+        return sequences
+
+    def _states(self, pool: str, sequences: Sequence[EncodedSequence], batch_size: int) -> list[np.ndarray]:
+        """Runs the encoder. It compiles one program per padded length and size of batches."""
+        check_batch_size(batch_size)
+        if (pool, batch_size) not in self._by_pool:
+            predictor = dataclasses.replace(
+                self._running.predictor, forward=text_states(pool), batch_size=batch_size,
+                max_seq_len=self.config.max_position_embeddings,
+            )  # fmt: skip
+            self._by_pool[pool, batch_size] = dataclasses.replace(self._running, predictor=predictor)
+        return self._by_pool[pool, batch_size].outputs(EncodedExamples(sequences, None))

@@ -1,95 +1,32 @@
-"""Model classes of `transformers`: those of BERT with their heads, and others that are refused by name."""
+"""Model classes of `transformers`, and what their `config.json` says of a task.
 
-from collections.abc import Collection, Mapping
+Names of labels and the maximum length of a text have fields of their own in `transformers`, which are the truth. The
+other settings of a task are in `bert_jax_task`, so that an import predicts as the exported checkpoint did. A model from
+elsewhere gets the settings that its class has.
+"""
+
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from etils import epath
 
 from bert_jax.errors import InputError
+from bert_jax.finetuning.tasks.glue import GlueTask
 from bert_jax.model.bert import HEADS
+from bert_jax.model.task_heads import TaskHead
+from bert_jax.training.checkpoints import Checkpoint
 
-ARCHITECTURES: dict[str, tuple[str, ...]] = {  # and their heads; a model is written as the first whose heads it has
-    "BertForPreTraining": HEADS,
-    "BertForMaskedLM": ("mlm_head",),
-    "BertLMHeadModel": ("mlm_head",),
-    "BertForNextSentencePrediction": ("pooler", "nsp_head"),
-    "BertModel": ("pooler",),
-}
-"""Pre-trained models."""
+log = logging.getLogger(__name__)
 
+RECORD = "bert_jax_task"
+"""The key of `config.json` with the settings of a task that `transformers` has no field for."""
 
-@dataclass(frozen=True)
-class TaskArchitecture:
-    """A fine-tuned model: its class, the name of its output layer, and the Hub's name of its pipeline."""
-
-    name: str
-    output: str
-    pipeline: str
-
-
-TASK_ARCHITECTURES = {  # by kind of head
-    "classify": TaskArchitecture("BertForSequenceClassification", "classifier", "text-classification"),
-    "regress": TaskArchitecture("BertForSequenceClassification", "classifier", "text-classification"),
-    "choose": TaskArchitecture("BertForMultipleChoice", "classifier", "multiple-choice"),
-    "span": TaskArchitecture("BertForQuestionAnswering", "qa_outputs", "question-answering"),
-    "tag": TaskArchitecture("BertForTokenClassification", "classifier", "token-classification"),
-}
-
-TASK_CLASSES = {architecture.name: architecture for architecture in TASK_ARCHITECTURES.values()}
-
-PIPELINES = {  # of pre-trained models; the Hub has none for next sentences
-    "BertForPreTraining": "fill-mask",
-    "BertForMaskedLM": "fill-mask",
-    "BertLMHeadModel": "text-generation",
-    "BertModel": "feature-extraction",
-}
-
-_RELATIVE = "its attention has relative positions"
-_FOREIGN = {  # by `model_type` of config.json: the difference from BERT
-    "albert": "its layers share their weights and its embeddings are factorized",
-    "bart": "it has a decoder with cross-attention",
-    "big_bird": "its attention is sparse",
-    "camembert": "it is a RoBERTa: positions are numbered from 2 and the vocabulary is SentencePiece",
-    "convbert": "part of its attention is a convolution",
-    "data2vec-text": "it is a RoBERTa: positions are numbered from 2 and the vocabulary is byte-level BPE",
-    "deberta": "its attention has disentangled relative positions",
-    "deberta-v2": "its attention has disentangled relative positions",
-    "distilbert": "it has no token types and no pooler",
-    "electra": "it is a discriminator of replaced tokens, with embeddings of a size of their own",
-    "ernie": "it has embeddings of task types",
-    "eurobert": "its positions are rotary and its layers normalize their inputs",
-    "flaubert": "it is an XLM: its vocabulary is BPE and it has embeddings of languages",
-    "fnet": "it has Fourier transforms instead of attention",
-    "funnel": "its layers shorten the sequence",
-    "gpt2": "it is a left-to-right model that normalizes the inputs of its layers",
-    "layoutlm": "it has embeddings of positions on a page",
-    "longformer": "its attention is sparse",
-    "luke": "it has embeddings of entities",
-    "megatron-bert": "its layers normalize their inputs",
-    "mobilebert": "its layers have bottlenecks",
-    "modernbert": "its positions are rotary, its layers normalize their inputs, and its attention is partly local",
-    "mpnet": _RELATIVE,
-    "neobert": "its positions are rotary and its layers normalize their inputs",
-    "nomic_bert": "its positions are rotary",
-    "nystromformer": "its attention is approximate",
-    "rembert": "its embeddings are factorized, and the output matrix is not tied to them",
-    "roberta": "positions are numbered from 2 and the vocabulary is byte-level BPE",
-    "roberta-prelayernorm": "it is a RoBERTa whose layers normalize their inputs",
-    "roc_bert": "it has embeddings of shapes and of pronunciations",
-    "roformer": "its positions are rotary",
-    "splinter": "its head selects questions",
-    "squeezebert": "its dense layers are grouped convolutions",
-    "t5": "it has a decoder with cross-attention, and relative positions",
-    "tapas": "it has embeddings of rows and columns of a table",
-    "xlm": "its vocabulary is BPE and it has embeddings of languages",
-    "xlm-roberta": "it is a RoBERTa: positions are numbered from 2 and the vocabulary is SentencePiece",
-    "xlm-roberta-xl": "it is a RoBERTa whose layers normalize their inputs",
-    "xlnet": "it predicts tokens in permuted orders, with relative positions",
-    "xmod": "it has adapters for each language",
-    "yoso": "its attention is approximate",
-}
+_SQUAD_TOKENS = 384  # of a window, as the paper and the pipeline of transformers have it
+_FIELDS_OF_TRANSFORMERS = ("classes", "tags", "max_seq_len")
 _NOT_HONOURED: dict[str, tuple[Any, ...]] = {  # fields of config.json: the supported values
+    "model_type": (None, "bert"),
     "position_embedding_type": (None, "absolute"),
     "add_cross_attention": (None, False),
     "pruned_heads": (None, {}),
@@ -97,33 +34,156 @@ _NOT_HONOURED: dict[str, tuple[Any, ...]] = {  # fields of config.json: the supp
 }
 
 
-def check_is_bert(path: epath.Path, values: Mapping[str, Any]) -> None:
-    """Raises InputError, with the difference from BERT, for the config of another architecture or of a variant."""
-    kind = values.get("model_type")
-    if kind not in (None, "bert"):
-        difference = f": {_FOREIGN[kind]}" if isinstance(kind, str) and kind in _FOREIGN else ""
-        raise InputError(f"{path}: model_type={kind!r:.60} is not BERT{difference}; expected model_type='bert'")
+@dataclass(frozen=True)
+class Architecture:
+    """A model class of `transformers`.
+
+    Attributes:
+      heads: the parts of pre-training that it has, of `model.bert.HEADS`.
+      pipeline: the Hub's name of its pipeline; it has none for next sentences.
+      output: the name of the output layer of a fine-tuned model.
+      kinds: the kinds of `TaskHead` that it may be.
+    """
+
+    heads: tuple[str, ...]
+    pipeline: str | None = None
+    output: str = ""
+    kinds: tuple[str, ...] = ()
+
+
+ARCHITECTURES = {  # a pre-trained model is written as the first whose heads it has
+    "BertForPreTraining": Architecture(HEADS, "fill-mask"),
+    "BertForMaskedLM": Architecture(("mlm_head",), "fill-mask"),
+    "BertLMHeadModel": Architecture(("mlm_head",), "text-generation"),
+    "BertForNextSentencePrediction": Architecture(("pooler", "nsp_head")),
+    "BertModel": Architecture(("pooler",), "feature-extraction"),
+    "BertForSequenceClassification": Architecture(
+        ("pooler",), "text-classification", "classifier", ("classify", "regress")
+    ),
+    "BertForMultipleChoice": Architecture(("pooler",), "multiple-choice", "classifier", ("choose",)),
+    "BertForQuestionAnswering": Architecture((), "question-answering", "qa_outputs", ("span",)),
+    "BertForTokenClassification": Architecture((), "token-classification", "classifier", ("tag",)),
+}
+
+_PRE_TRAINED = [name for name, architecture in ARCHITECTURES.items() if not architecture.kinds]
+
+
+def named_architecture(path: epath.Path, values: Mapping[str, Any]) -> str | None:
+    """Returns the model class that `config.json` names; None if it names none.
+
+    Raises InputError for a model that is not BERT, an unsupported variant, and an unsupported class.
+    """
     for field, supported in _NOT_HONOURED.items():
         if values.get(field) not in supported:
-            raise InputError(f"{path}: {field}={values[field]!r} is not supported; expected {supported[-1]!r}")
-
-
-def named_architectures(path: epath.Path, values: Mapping[str, Any]) -> list[str]:
-    """Returns the model classes listed in `config.json`, [] if absent.
-
-    Raises InputError if it is not a list of names, or names a class that is not supported.
-    """
+            raise InputError(f"{path}: {field}={values[field]!r:.60} is not supported; expected {supported[-1]!r}")
     named = values.get("architectures")
-    if named is None:
-        return []
-    if not isinstance(named, list) or not all(isinstance(name, str) for name in named):
-        raise InputError(f"{path}: architectures={named!r:.60}: expected a list of names")
-    known = (*ARCHITECTURES, *TASK_CLASSES)
-    if unknown := [name for name in named if name not in known]:
-        raise InputError(f"{path}: architectures={unknown} is not supported; expected one of {', '.join(known)}")
-    return named
+    if named in (None, []):
+        return None
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in ARCHITECTURES:
+        raise InputError(f"{path}: architectures={named!r:.60}: expected one of {', '.join(ARCHITECTURES)}, in a list")
+    return str(named[0])
 
 
-def required_heads(named: Collection[str]) -> set[str]:
-    """Returns the heads that these pre-trained classes always have; the pooler of BertModel is optional."""
-    return {head for name in named if name != "BertModel" for head in ARCHITECTURES.get(name, ())}
+def architecture_of(checkpoint: Checkpoint) -> str:
+    """Returns the class of a checkpoint: that with its heads, BertLMHeadModel for a left-to-right model, or its task's.
+
+    Raises InputError for models without a class in `transformers`: a BiLSTM head, features of layers, and a task of a
+    left-to-right model, which is pooled from the last token.
+    """
+    task, is_decoder = checkpoint.task, checkpoint.bert_config.is_decoder
+    if task is None:
+        names = ("BertLMHeadModel",) if is_decoder else _PRE_TRAINED
+        return next((name for name in names if {*ARCHITECTURES[name].heads} <= {*checkpoint.heads}), "BertModel")
+    head = TaskHead.from_dict(task)
+    unsupported = {"head.bilstm": head.bilstm, "head.features": head.features, "is_decoder": is_decoder}
+    if given := [f"{name}={value}" for name, value in unsupported.items() if value]:
+        raise InputError(f"{checkpoint.path}: {given[0]}: transformers has no class for such a fine-tuned model")
+    return next(name for name, architecture in ARCHITECTURES.items() if head.kind in architecture.kinds)
+
+
+def task_config(task: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the part of `config.json` that a checkpoint's task has."""
+    record = {name: value for name, value in task.items() if name not in _FIELDS_OF_TRANSFORMERS}
+    if task["kind"] == "regress":
+        labels: dict[str, Any] = {"id2label": {"0": "score"}, "label2id": {"score": 0}, "problem_type": "regression"}
+    elif names := task.get("classes") or task.get("tags"):
+        by_number = {str(number): name for number, name in enumerate(names)}
+        labels = {"id2label": by_number, "label2id": {name: number for number, name in enumerate(names)}}
+    else:
+        labels = {}
+    return {**labels, RECORD: record}
+
+
+def read_task(
+    path: epath.Path, name: str, values: Mapping[str, Any], outputs: int, model_max_length: int
+) -> dict[str, Any]:
+    """Returns a fine-tuned model's record of its task; see `training.checkpoints`.
+
+    Args:
+      path: the config's file, for errors.
+      name: the model's class, one with an output.
+      values: the contents of `config.json`.
+      outputs: the size of the output layer.
+      model_max_length: the maximum tokens of a text.
+
+    Raises:
+      InputError: the names of labels or the settings are invalid, or the task is not supported.
+    """
+    kind = _kind(path, name, values, outputs)
+    own = values.get(RECORD)
+    if own is not None and not (isinstance(own, dict) and isinstance(own.get("name"), str)):
+        raise InputError(f"{path}: {RECORD}={own!r:.60}: expected an object with a name; delete this key")
+    if own is not None and own.get("kind") != kind:
+        log.warning("%s: %s is of another class than %s, and is not read", path, RECORD, name)
+        own = None
+    size, longest = outputs, model_max_length
+    if kind == "choose":
+        size = own.get("size", 0) if own else 0  # 0: any number of endings
+        settings = own or {"name": "choice"}
+    elif kind == "span":
+        longest = longest if own else min(longest, _SQUAD_TOKENS)
+        windows = {"doc_stride": min(128, longest // 2), "max_query_length": min(64, longest // 2)}
+        settings = own or {"name": "squad/1.1", **windows}
+    elif kind == "tag":
+        settings = {**(own or {"name": "ner"}), "tags": _label_names(path, values, outputs)}
+    else:
+        classes = _label_names(path, values, outputs) if kind == "classify" else []
+        benchmark, _, task = own["name"].partition("/") if own else ("", "", "")
+        if benchmark == "glue" and [*GlueTask.of(task).classes] != classes:
+            log.warning("%s: id2label has other labels than %s, whose settings are not read", path, benchmark)
+            own = None
+        settings = {**(own or {"name": "text"}), "classes": classes}
+    return {**settings, **TaskHead(kind, size).to_dict(), "max_seq_len": longest}
+
+
+def _kind(path: epath.Path, name: str, values: Mapping[str, Any], outputs: int) -> str:
+    """Returns the kind of head. InputError for several labels of one text, or several scores."""
+    kinds, output = ARCHITECTURES[name].kinds, ARCHITECTURES[name].output
+    if len(kinds) == 1:
+        expected = {"choose": 1, "span": 2}.get(kinds[0], outputs)
+        if outputs != expected:
+            raise InputError(f"{path.parent}: {output}.bias [{outputs}]: expected [{expected}] for {name}")
+        return kinds[0]
+    problem = values.get("problem_type") or ("regression" if outputs == 1 else "single_label_classification")
+    if problem == "single_label_classification" and outputs > 1:
+        return "classify"
+    if problem == "regression" and outputs == 1:
+        return "regress"
+    raise InputError(
+        f"{path}: problem_type={problem} with {outputs} outputs is not supported: expected one label or one score; "
+        f"import the encoder alone with --drop {output}"
+    )
+
+
+def _label_names(path: epath.Path, values: Mapping[str, Any], count: int) -> list[str]:
+    """Returns the names in `id2label` by number; without it those that transformers gives, LABEL_0 and so on."""
+    by_number = values.get("id2label")
+    if by_number is None:
+        return [f"LABEL_{number}" for number in range(count)]
+    expected = {str(number) for number in range(count)}
+    if not isinstance(by_number, dict) or {str(key) for key in by_number} != expected:
+        raise InputError(f"{path}: id2label={by_number!r:.80}: expected a name for each number from 0 to {count - 1}")
+    names = [str(by_number[str(number)]) for number in range(count)]
+    if len(set(names)) < count:
+        raise InputError(f"{path}: id2label={by_number!r:.80}: expected different names")
+    return names

@@ -1,18 +1,21 @@
-"""Converts BERT weights to and from the names and shapes of Hugging Face's `transformers`.
+"""Converts BERT's weights to and from the names and shapes of Hugging Face's `transformers`.
 
-One table maps each weight to a slice of a parameter, for export and import. In `transformers` dense weights are
-[out, in]; query, key and value are separate matrices; layers are numbered; the vocabulary has no padding.
+One table maps each weight to a slice of a parameter: for export and import, of pre-trained and fine-tuned models. In
+`transformers` dense weights are [out, in]; query, key and value are separate matrices; layers are numbered; the
+vocabulary has no padding.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 
-from bert_jax.model import BertConfig, abstract_parameters
+from bert_jax.interop.architectures import ARCHITECTURES
+from bert_jax.model import BertConfig
 from bert_jax.model.bert import Parameters
+from bert_jax.model.task_heads import BertForTask, TaskHead
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,9 @@ class Weight:
     path: tuple[str, ...]
     index: tuple[int | slice, ...] = ()
     transposed: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.name} {list(self.shape)}"
 
     def read(self, parameters: Parameters) -> np.ndarray:
         """Returns the weight from our parameters: fp32 of `shape`, contiguous."""
@@ -45,10 +51,18 @@ class Weight:
         return parameters
 
 
-def layout(config: BertConfig, heads: Collection[str]) -> list[Weight]:
-    """Lists every weight of a model with these heads. A bare encoder's names have no `bert.` prefix."""
+def model_settings(heads: Collection[str], task: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the settings for `abstract_parameters` of a model with these heads, or fine-tuned for a `task`."""
+    return {"heads": heads} if task is None else {"build": BertForTask, "head": TaskHead.from_dict(task)}
+
+
+def layout(config: BertConfig, architecture: str, heads: Collection[str], outputs: int = 0) -> list[Weight]:
+    """Lists every weight of a model of a class, with these heads, and with the `outputs` of a fine-tuned model.
+
+    The names of a bare encoder have no `bert.` prefix.
+    """
     size, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
-    encoder = "" if "mlm_head" not in heads and "nsp_head" not in heads else "bert."
+    encoder = "" if architecture == "BertModel" else "bert."
     result: list[Weight] = []
 
     def dense(name: str, shape: tuple[int, int], path: tuple[str, ...], prefix: str = "", *index: int | slice) -> None:
@@ -91,23 +105,22 @@ def layout(config: BertConfig, heads: Collection[str]) -> list[Weight]:
         result.append(Weight("cls.predictions.bias", (vocab,), ("mlm_head", "output_bias"), (slice(vocab),)))
     if "nsp_head" in heads:
         dense("cls.seq_relationship", (2, size), ("nsp_head",))
+    if output := ARCHITECTURES[architecture].output:
+        dense(output, (outputs, size), ("output",))
     return result
 
 
-def state_dict(parameters: Parameters, config: BertConfig, heads: Collection[str]) -> dict[str, np.ndarray]:
+def state_dict(parameters: Parameters, weights: Sequence[Weight]) -> dict[str, np.ndarray]:
     """Returns all weights by name, fp32. Tied weights occur once, as `transformers` saves them."""
-    return {weight.name: weight.read(parameters) for weight in layout(config, heads)}
+    return {weight.name: weight.read(parameters) for weight in weights}
 
 
-def parameters_of(
-    weights: Mapping[str, Callable[[], np.ndarray]], config: BertConfig, heads: Collection[str]
-) -> Parameters:
-    """Builds the parameters (numpy fp32) from weights read one by one; the vocabulary's padding is zero.
+def parameters_of(shapes: Parameters, weights: Sequence[Weight], read: Callable[[str], np.ndarray]) -> Parameters:
+    """Builds the parameters (numpy fp32), of the shapes of a tree, from weights read one by one by name.
 
-    `weights` maps the names of `layout` to functions that read the weight.
+    The vocabulary's padding is zero.
     """
-    _, shapes, _ = abstract_parameters(config, heads=heads)
     parameters: Parameters = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
-    for weight in layout(config, heads):
-        weight.write(parameters, weights[weight.name]())
+    for weight in weights:
+        weight.write(parameters, read(weight.name))
     return parameters

@@ -1,24 +1,24 @@
-"""Models of other software: detects the format of a folder, and opens or imports the model in it."""
+"""Models of other software: finds the weights of a folder, and opens or imports the model."""
 
+import dataclasses
 import logging
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.atomic import new_folder
 from bert_jax.interop import huggingface_reading, tensorflow_checkpoints
-from bert_jax.interop.huggingface_reading import CONFIG, Source
-from bert_jax.interop.weight_files import INDEX, PICKLE, PICKLE_INDEX, WHOLE
-from bert_jax.model.bert import Parameters
+from bert_jax.interop.huggingface_reading import CONFIG, ForeignCheckpoint
+from bert_jax.interop.tensorflow_checkpoints import belongs_to, prefix_name
+from bert_jax.interop.weight_files import TENSORFLOW_INDEX, WHOLE, find_weights
 from bert_jax.text.conversion import open_folder
 from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer, read_tokenizer
 from bert_jax.training.checkpoints import (
@@ -33,29 +33,34 @@ from bert_jax.training.checkpoints import (
 log = logging.getLogger(__name__)
 
 _SMALL = (".json", ".txt", ".model", "checkpoint")
-_TENSORFLOW_INDEX = tensorflow_checkpoints.INDEX
-_OTHER_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-def import_checkpoint(source: str, output: str, *, lowercase: bool | None = None) -> Checkpoint:
+def import_checkpoint(
+    source: str, output: str, *, lowercase: bool | None = None, layers: Sequence[int] | None = None,
+    drop: Sequence[str] = (),
+) -> Checkpoint:  # fmt: skip
     """Converts a model to a checkpoint of parameters in `output`, written atomically.
 
     Args:
-      source: a folder of `transformers`, see `huggingface_reading.read`; or a folder with a TensorFlow checkpoint, or
-        the prefix of one, see `tensorflow_checkpoints.read`.
+      source: a folder of `transformers`, or a file of weights in one, see `huggingface_reading.read`; or a folder with
+        a TensorFlow checkpoint, or the prefix of one, see `tensorflow_checkpoints.read`.
       output: a new folder; see `training.checkpoints` for its contents.
       lowercase: whether text is lowercased; None takes the source's setting.
+      layers: the layers to import, from 0 and in their new order, such as (0, 2, 4); a layer may be repeated. None for
+        all.
+      drop: beginnings of the names of weights that are not imported, such as `crf.`; all others must be used.
 
     Raises:
       InputError: `output` already exists, or `source` holds no readable model. No code of a pickle is ever run.
     """
     folder = new_folder(output)
     check_place(folder)
-    with _on_this_machine(source) as here:
-        log.info("Reading %s", source)
-        found = _read(here, lowercase, option="--source=")
+    log.info("Reading %s", source)
+    place = _locate(remote.parse_path(source))
+    with _on_this_machine(place) as local:
+        found = _read(place, local, lowercase=lowercase, layers=layers, drop=drop)
         parameters = found.read_parameters()
-        sizes = [{"path": path.name, "bytes": path.stat().length} for path in _files_read(here)]
+    sizes = [{"path": name, "bytes": size} for name, size in sorted(place.needed().items())]
     log.info("Writing %s", folder)
     save_parameters(
         folder, parameters, bert_config=found.bert_config, tokenizer=found.tokenizer, heads=found.heads,
@@ -82,8 +87,8 @@ def open_tokenizer(location: str) -> Tokenizer:
         )
     is_workdir = remote.exists(path / FOLDER)  # which has a config.json of another kind
     if not is_workdir and any(remote.exists(path / name) for name in (FILE, CONFIG, SETTINGS)):
-        with _on_this_machine(location) as here:
-            return open_folder(here)
+        with _on_this_machine(_Place(path, path, _list_files(path), [])) as folder:
+            return open_folder(folder)
     try:
         return open_checkpoint(location).tokenizer
     except DamagedError:
@@ -92,133 +97,96 @@ def open_tokenizer(location: str) -> Tokenizer:
         raise InputError(f"{error}; or a {FILE}, or a folder with one") from error
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForeignCheckpoint(Checkpoint):
-    """A model in files of other software, used without an import; it has no checksums that a load could verify."""
-
-    read_parameters: Callable[[], Parameters]
-
-    def reference(self) -> dict[str, Any]:
-        """Returns `path` and `step`; there is no `digest`."""
-        return {"path": str(self.path), "step": self.step, "digest": None}
-
-    def _restore(self, target: Parameters, *, is_partial: bool) -> Parameters:
-        read = self.read_parameters()
-        parts = {part: read[part] for part in target}
-        result: Parameters = jax.tree.map(
-            lambda leaf, value: jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda at: value[at]),
-            target,
-            parts,
-        )
-        return result
-
-
 def holds_model(location: str) -> bool:
-    """Returns whether a folder has weights of `transformers` or TensorFlow, or a prefix is that of a checkpoint."""
-    given = remote.parse_path(location)
-    names = _names_in(given)
-    if names & {WHOLE, INDEX, PICKLE, PICKLE_INDEX} or any(name.endswith(_TENSORFLOW_INDEX) for name in names):
-        return True
-    # Listed last: not every folder whose parts may be read may be listed itself.
-    return f"{tensorflow_checkpoints.prefix_name(given.name)}{_TENSORFLOW_INDEX}" in _names_in(given.parent)
+    """Returns whether a folder has weights of other software, or a path is such a file or a checkpoint's prefix."""
+    return bool(_locate(remote.parse_path(location)).weights)
 
 
-def _names_in(folder: epath.Path) -> set[str]:
-    if remote.is_remote(folder):
-        return {*remote.sizes(folder)}
-    return {child.name for child in folder.iterdir()} if folder.is_dir() else set()
-
-
-def open_source(location: str) -> Checkpoint:
+def open_source(location: str) -> ForeignCheckpoint:
     """Opens the model that `import_checkpoint` would import from `location`, and writes nothing.
 
     The weights of local files are read by each `load_parameters`; those of a store are read here. Raises InputError if
     `location` holds no readable model.
     """
     path = remote.parse_path(location)
-    with _on_this_machine(location) as here:
-        log.info("Reading %s", location)
-        found = _read(here, None)
-        read_parameters = found.read_parameters
+    log.info("Reading %s", location)
+    place = _locate(path)
+    with _on_this_machine(place) as folder:
+        found = _read(place, folder)
         if remote.is_remote(path):  # whose local copy is deleted below
-            read_parameters = partial(dict, read_parameters())
-    return ForeignCheckpoint(
-        path=path, bert_config=found.bert_config, tokenizer=found.tokenizer, heads=found.heads, config={}, step=0,
-        dataset_hashes=(), task=found.task, read_parameters=read_parameters,
-    )  # fmt: skip
+            return dataclasses.replace(found, path=path, read_parameters=partial(dict, found.read_parameters()))
+    return dataclasses.replace(found, path=path)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The `folder` of a model, the bytes of its files by name, and those that may hold the `weights`, [] if none."""
+
+    given: epath.Path
+    folder: epath.Path
+    sizes: Mapping[str, int]
+    weights: list[str]
+
+    def needed(self) -> dict[str, int]:
+        """Returns the files with the weights, and the small ones beside them."""
+        names = {*self.weights}
+        for first in self.weights:
+            if first.endswith(".index.json"):
+                stem, _, suffix = first.removesuffix(".index.json").rpartition(".")
+                names |= {name for name in self.sizes if name.startswith(stem) and name.endswith(f".{suffix}")}
+            elif first.endswith(TENSORFLOW_INDEX):
+                names |= {*filter(belongs_to, self.sizes)}
+        return {name: size for name, size in self.sizes.items() if name in names or name.endswith(_SMALL)}
+
+
+def _locate(path: epath.Path) -> _Place:
+    """Finds the weights in a folder, or those of a file or of the prefix of a checkpoint in its folder."""
+    sizes = _list_files(path)
+    if sizes and [*sizes] != [path.name]:  # as an object of a store is listed
+        return _Place(path, path, sizes, find_weights(sizes))
+    sizes = _list_files(path.parent)  # last: not every folder whose parts may be read may be listed itself
+    index = f"{prefix_name(path.name)}{TENSORFLOW_INDEX}"
+    return _Place(path, path.parent, sizes, find_weights({index} & {*sizes} or {path.name} & {*sizes}))
+
+
+def _list_files(folder: epath.Path) -> dict[str, int]:
+    """Returns the bytes of what is directly in a folder, by name; {} if it is not a folder."""
+    if remote.is_remote(folder):
+        return remote.sizes(folder)
+    paths = folder.iterdir() if folder.is_dir() else []
+    return {path.name: path.stat().length if path.is_file() else 0 for path in paths}
 
 
 @contextmanager
-def _on_this_machine(source: str) -> Iterator[epath.Path]:
-    """Yields the source, or its place in a local copy with only the files to read; errors name the given path."""
-    given = remote.parse_path(source)
-    if not remote.is_remote(given):
-        yield given
+def _on_this_machine(place: _Place) -> Iterator[epath.Path]:
+    """Yields the folder of a place, or a local copy with only the files to read; errors name the given path."""
+    folder = place.folder
+    if not remote.is_remote(folder):
+        yield folder
         return
-    folder, name, sizes = given, "", remote.sizes(given)
-    if not sizes or [*sizes] == [given.name]:  # the prefix of a checkpoint, or one of its files
-        folder, name, sizes = given.parent, given.name, remote.sizes(given.parent)
-    if not sizes:
-        raise InputError(f"{given}: no file of a model found; give the folder of a model")
-    weights = _weight_files(sizes)
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as copy:
-        local = Path(copy) / folder.name  # whose name may state the case
+        local = epath.Path(copy) / folder.name  # whose name may state the case
         local.mkdir()
-        for file, size in sizes.items():
-            if file in weights or file.endswith(_SMALL):
-                atomic.download(folder / file, local / file, size=size)
-            else:
-                (local / file).touch()  # so that `_read` sees the name
+        for file, size in place.needed().items():
+            atomic.download(folder / file, Path(local / file), size=size)
         try:
-            yield epath.Path(local / name) if name else epath.Path(local)
+            yield local
         except InputError as error:
             raise InputError(str(error).replace(str(local), str(folder))) from error
 
 
-def _weight_files(names: Collection[str]) -> set[str]:
-    """Returns the files with weights: safetensors if there are any, else those of TensorFlow, else pickles."""
-
-    tensorflow = {name for name in names if name.endswith(".index") or tensorflow_checkpoints.DATA.search(name)}
-    kinds = (
-        {name for name in names if name.endswith(".safetensors")}, tensorflow,
-        {name for name in names if name.startswith("pytorch_model") and name.endswith(".bin")},
-    )  # fmt: skip
-    return next((kind for kind in kinds if kind), set())
-
-
-def _files_read(source: epath.Path) -> list[epath.Path]:
-    """Returns the files of weights and the small ones beside them, by name, for the provenance."""
-    folder = source if source.is_dir() else source.parent
-    paths = {path.name: path for path in folder.iterdir() if path.is_file()}
-    weights = _weight_files(paths)
-    return [path for name, path in sorted(paths.items()) if name in weights or name.endswith(_SMALL)]
-
-
-def _read(source: epath.Path, lowercase: bool | None, *, option: str = "") -> Source:
-    """Describes a model of any format. InputError, with the `option` that names it and the fix, if there is none."""
-    names = sorted(child.name for child in source.iterdir()) if source.is_dir() else []
-    if {WHOLE, INDEX} & {*names}:
-        return _read_huggingface(source, names, lowercase, option)
-    if (prefix := tensorflow_checkpoints.find_prefix(source)) is not None:
-        return tensorflow_checkpoints.read(prefix, lowercase=lowercase)
-    if not source.is_dir():
+def _read(place: _Place, folder: epath.Path, **options: Any) -> ForeignCheckpoint:
+    """Describes the model of a place in a local folder. InputError if there is none."""
+    if not place.weights:
         raise InputError(
-            f"{option}{source}: local folder or checkpoint not found; download the model, and give its folder"
+            f"{place.given}: no model found on this machine or in a store; expected a folder with {CONFIG} and "
+            f"{WHOLE}, a file of weights in it, or a TensorFlow checkpoint with {tensorflow_checkpoints.BERT_CONFIG}"
         )
-    if {PICKLE, PICKLE_INDEX} & {*names}:
-        return _read_huggingface(source, names, lowercase, option)
-    if pickles := [name for name in names if name.endswith(_OTHER_PICKLES)]:
-        raise InputError(
-            f"{option}{source}: found {pickles[0]} but no {WHOLE}; load it in torch, and save the model with its "
-            "save_pretrained"
-        )
-    raise InputError(
-        f"{option}{source}: no supported model found; expected {CONFIG} and {WHOLE} (or {INDEX}), or a TensorFlow "
-        f"checkpoint with {tensorflow_checkpoints.BERT_CONFIG}"
-    )
-
-
-def _read_huggingface(folder: epath.Path, names: list[str], lowercase: bool | None, option: str) -> Source:
-    if CONFIG not in names:
-        raise InputError(f"{option}{folder}: {CONFIG} not found; copy it from the source of the weights")
-    return huggingface_reading.read(folder, lowercase=lowercase)
+    if place.weights[0].endswith(TENSORFLOW_INDEX):
+        prefix = tensorflow_checkpoints.choose_prefix(folder, place.weights)
+        return tensorflow_checkpoints.read(prefix, **options)
+    if len(place.weights) > 1:
+        raise InputError(f"{folder}: found several files of weights, {', '.join(place.weights)}; give one of them")
+    if CONFIG not in place.sizes:
+        raise InputError(f"{folder}: {CONFIG} not found; copy it from the source of the weights")
+    return huggingface_reading.read(folder / place.weights[0], **options)

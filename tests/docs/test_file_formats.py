@@ -11,7 +11,7 @@ from support import doc_pages
 
 from bert_jax.data.dataset import DatasetInfo, PreparedDataset, Shard, SplitInfo
 from bert_jax.data.records import decode, sequence_lengths
-from bert_jax.interop.huggingface import ARCHITECTURES
+from bert_jax.interop.architectures import ARCHITECTURES
 from bert_jax.tracking.throughput import RATES
 
 PAGE = doc_pages.DOCS / "reference" / "file_formats.md"

@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from etils import epath
+from support.finetuning import finetune_config
+from support.runs import rows_without_times
 
 import bert_jax
 from bert_jax.config import FinetuneConfig, load_config
@@ -14,8 +16,6 @@ from bert_jax.errors import InputError
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned
 from bert_jax.finetuning.finetune import finetune, search
 from bert_jax.finetuning.tasks.kinds import read_task
-from bert_jax.tracking.metrics import read_metrics
-from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
 from bert_jax.training.checkpoints import kept_steps, open_checkpoint
 
 AN_EPOCH, EPOCHS, PATIENCE = 4, 8, 2  # steps, epochs, epochs
@@ -30,15 +30,7 @@ SETTINGS = {
 
 
 def config_of(checkpoint: Path, folder: Path, **overrides: object) -> FinetuneConfig:
-    keys = {key.replace("__", "."): value for key, value in overrides.items()}
-    return load_config(
-        "finetune/text", {**SETTINGS, "init": checkpoint, "data.path": folder, **keys}, kind=FinetuneConfig
-    )
-
-
-def untimed(workdir: Path) -> list[dict]:
-    rows = read_metrics(epath.Path(workdir))
-    return [{name: value for name, value in row.items() if name not in NOT_REPRODUCIBLE} for row in rows]
+    return finetune_config("text", {**SETTINGS, "init": checkpoint, "data.path": folder}, **overrides)
 
 
 def result_of(workdir: Path) -> dict:
@@ -47,7 +39,7 @@ def result_of(workdir: Path) -> dict:
 
 def best_of(workdir: Path, metric: str = "dev/accuracy") -> int:
     """Returns the step of the best evaluation, the first of equals."""
-    rows = [row for row in untimed(workdir) if row.get("split") == "eval"]
+    rows = [row for row in rows_without_times(workdir) if row.get("split") == "eval"]
     return max(rows, key=lambda row: row[metric])["step"]
 
 
@@ -82,7 +74,7 @@ def stopped(checkpoint: Path, folder: Path, tmp_path_factory: pytest.TempPathFac
 def test_best_epoch_is_the_result(whole: Path, folder: Path):
     step, last, result = best_of(whole), AN_EPOCH * EPOCHS, result_of(whole)
     assert step < last  # or the last epoch would be the result without keep_best, too
-    scores = next(row for row in untimed(whole) if (row["step"], row.get("split")) == (step, "eval"))
+    scores = next(row for row in rows_without_times(whole) if (row["step"], row.get("split")) == (step, "eval"))
     assert result["step"] == step
     assert result["scores"]["dev"] == {name: scores[f"dev/{name}"] for name in ("accuracy", "f1", "f1_macro")}
     assert result["best"] == {"epoch": step // AN_EPOCH, "step": step, "score": scores["dev/accuracy"]}
@@ -119,8 +111,8 @@ def test_learning_rate_of_a_run_that_ends_early_is_that_of_all_epochs(whole: Pat
     """The metrics are those of the whole run, and a last row has the steps since the row before."""
     last = result_of(stopped)["last"]["step"]
     assert last % SETTINGS["log_every_steps"]
-    *same, final = untimed(stopped)
-    assert same == [row for row in untimed(whole) if row["step"] <= last]
+    *same, final = rows_without_times(stopped)
+    assert same == [row for row in rows_without_times(whole) if row["step"] <= last]
     assert (final["step"], final["steps_averaged"]) == (last, last % SETTINGS["log_every_steps"])
     assert final["learning_rate"] > 0
 
@@ -139,7 +131,7 @@ def test_resumed_run_knows_the_best_epoch_and_counts_on(
     config = config_of(checkpoint, folder, early_stopping__patience=PATIENCE)
     for _ in range(2):
         finetune(config, str(workdir))
-        assert untimed(workdir) == untimed(stopped)
+        assert rows_without_times(workdir) == rows_without_times(stopped)
         assert (workdir / "result.json").read_bytes() == (stopped / "result.json").read_bytes()
         for path in (stopped / "predictions").iterdir():
             assert (workdir / "predictions" / path.name).read_bytes() == path.read_bytes()

@@ -12,9 +12,10 @@ import pytest
 from etils import epath
 from flax import nnx
 from support import helpers, sources
+from support.finetuning import finetune_config
 
 from bert_jax.cli import main
-from bert_jax.config import FinetuneConfig, load_config
+from bert_jax.config import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.run import plan_step
@@ -66,11 +67,8 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(name: str, encoder: Path, task: Path, **overrides: object) -> FinetuneConfig:
-    values = {**SETTINGS, "init": encoder, "data.path": task,
-              **{key.replace("__", "."): value for key, value in overrides.items()}}  # fmt: skip
-    if name == "text":
-        values |= {"task.train": "train.csv", "task.dev": "dev.csv"}
-    return load_config(f"finetune/{name}", [(key, str(value)) for key, value in values.items()], kind=FinetuneConfig)
+    files = {"task.train": "train.csv", "task.dev": "dev.csv"} if name == "text" else {}
+    return finetune_config(name, {**SETTINGS, **files, "init": encoder, "data.path": task}, **overrides)
 
 
 def build(encoder: Path, head: TaskHead) -> BertForTask:

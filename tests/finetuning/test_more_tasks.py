@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from support import helpers
+from support.finetuning import finetune_config
 
-from bert_jax.config import FinetuneConfig, load_config
+from bert_jax.config import FinetuneConfig
 from bert_jax.errors import InputError
-from bert_jax.finetuning.fine_tuned import evaluate_finetuned, predict
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.tasks.kinds import read_task
 from bert_jax.sections import with_values
@@ -21,11 +21,8 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def config_of(name: str, encoder: Path, folder: Path, **overrides: object):
-    values = {**SETTINGS, "init": encoder, "data.path": folder,
-              **{key.replace("__", "."): value for key, value in overrides.items()}}  # fmt: skip
-    pairs = [(key, str(value)) for key, value in values.items()]
-    return load_config(f"finetune/{name}", pairs, kind=FinetuneConfig)
+def config_of(name: str, encoder: Path, folder: Path, **overrides: object) -> FinetuneConfig:
+    return finetune_config(name, {**SETTINGS, "init": encoder, "data.path": folder}, **overrides)
 
 
 def sentence(rng: random.Random, topic: str, length: int = 6) -> str:
@@ -55,20 +52,6 @@ def test_a_choice_is_learned(checkpoint: Path, tmp_path: Path):
     assert chosen[0] == ",pred"
     assert len(chosen) == 6
     assert open_checkpoint(str(tmp_path / "run")).task["size"] == 3
-    assert evaluate_finetuned(open_checkpoint(str(tmp_path / "run")), str(tmp_path))["scores"] == {"dev": scores["dev"]}
-    rows = [json.loads(line) for line in (tmp_path / "test.jsonl").read_text().splitlines()]
-    said = predicted(tmp_path, "new.jsonl", *(json.dumps({**row, "label": "?"}) for row in rows))
-    assert [f"{line['id']},{line['prediction']}" for line in said] == chosen[1:]
-    assert [max(line["probabilities"]) for line in said] == [
-        line["probabilities"][line["prediction"]] for line in said
-    ]  # fmt: skip
-
-
-def predicted(folder: Path, name: str, *lines: str) -> list[dict]:
-    """Predictions of `folder/run` for a file of these lines."""
-    (folder / name).write_text("\n".join(lines) + "\n")
-    predict(open_checkpoint(str(folder / "run")), str(folder / name), str(folder / "said.jsonl"))
-    return [json.loads(line) for line in (folder / "said.jsonl").read_text().splitlines()]
 
 
 def write_entities(path: Path, count: int, seed: int) -> None:
@@ -110,14 +93,6 @@ def test_entities_are_learned(document_context, encoder, epochs, request: pytest
     written = (tmp_path / "run" / "predictions" / "dev.conll").read_text().splitlines()
     gold = (tmp_path / "dev.conll").read_text().splitlines()
     assert [" ".join(line.split()[:2]) for line in written if line] == [line for line in gold if line]
-    run = str(tmp_path / "run")
-    assert evaluate_finetuned(open_checkpoint(run), str(tmp_path))["scores"] == {"dev": scores}
-    found = evaluate_finetuned(open_checkpoint(run), str(tmp_path / "dev.conll"))
-    assert (found["scores"], found["rows"]) == ({"dev.conll": scores}, {"dev.conll": {"scored": 30, "left_out": {}}})
-    tags = [[line.split()[2] for line in block.splitlines()] for block in "\n".join(written).split("\n\n") if block]
-    words = [[line.split()[0] for line in block.splitlines()] for block in "\n".join(written).split("\n\n") if block]
-    said = predicted(tmp_path, "words.conll", *("\n".join([*one, ""]) for one in words))
-    assert [(line["words"], line["prediction"]) for line in said] == list(zip(words, tags, strict=True))
 
 
 def test_training_file_without_entities_is_refused(checkpoint: Path, tmp_path: Path):
@@ -167,27 +142,19 @@ def test_answers_are_learned(version, encoder, questions, request: pytest.Fixtur
     answers = json.loads((tmp_path / "run" / "predictions" / "predictions.json").read_text())
     assert set(answers) == {f"q{number}" for number in range(30)}
     assert (tmp_path / "run" / "predictions" / "null_odds.json").exists() == (version == "2.0")
-    assert evaluate_finetuned(open_checkpoint(str(tmp_path / "run")), str(tmp_path))["scores"] == {"dev": scores}
-    file = json.loads((tmp_path / f"dev-v{version}.json").read_text())
-    for paragraph in file["data"][0]["paragraphs"]:
-        for question in paragraph["qas"]:
-            question.pop("answers")
-            question.pop("is_impossible", None)
-    said = predicted(tmp_path, "new.json", json.dumps(file))
-    assert {line["id"]: line["prediction"] for line in said} == answers
-    assert all(("null_odds" in line) == (version == "2.0") and 0 < line["probability"] <= 1 for line in said)
-    with pytest.raises(InputError, match=r"new\.json: 30\b"):
-        evaluate_finetuned(open_checkpoint(str(tmp_path / "run")), str(tmp_path / "new.json"))
 
 
-def test_squad_1_wants_answers_and_has_no_test_file(checkpoint: Path, tmp_path: Path):
-    for name, version_2 in (("train", False), ("dev", True)):
-        write_squad(tmp_path / f"{name}-v1.1.json", 20, 0, version_2=version_2)
-    config = config_of("squad", checkpoint, tmp_path, task__doc_stride=16, task__max_query_length=8)
-    with pytest.raises(InputError, match=r"dev-v1\.1\.json: \d+ .*q\d+.*/squad:2\.0"):
+@pytest.mark.parametrize("version", ["1.1", "2.0"])
+def test_questions_to_score_need_an_answer_and_none_are_predicted_alone(version: str, checkpoint: Path, tmp_path: Path):
+    for name in ("train", "dev"):
+        write_squad(tmp_path / f"{name}-v{version}.json", 20, 0, version_2=False)
+    dev = tmp_path / f"dev-v{version}.json"
+    dev.write_text(dev.read_text().replace('"answers": [{', '"unknown": [{'))
+    config = config_of(f"squad:{version}", checkpoint, tmp_path, task__doc_stride=16, task__max_query_length=8)
+    with pytest.raises(InputError, match=rf"{dev.name}: 20 .*q0.*/squad:2\.0"):
         finetune(config, str(tmp_path / "run"))
     config = with_values(config, {"task.test": "test.json"})
-    with pytest.raises(InputError, match=r"task\.test=test\.json"):
+    with pytest.raises(InputError, match=r"task\.test=test\.json.*bert-jax predict"):
         finetune(config, str(tmp_path / "run"))
 
 

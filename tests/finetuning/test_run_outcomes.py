@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.finetuning import finetune_config
 
 from bert_jax.cli import main
 from bert_jax.config import FinetuneConfig, load_config
@@ -27,8 +28,7 @@ def values_of(checkpoint: Path, folder: Path, **overrides: object) -> dict[str, 
 
 
 def config_of(checkpoint: Path, folder: Path, **overrides: object) -> FinetuneConfig:
-    pairs = [(key, str(value)) for key, value in values_of(checkpoint, folder, **overrides).items()]
-    return load_config("finetune/text", pairs, kind=FinetuneConfig)
+    return finetune_config("text", values_of(checkpoint, folder, **overrides))
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.finetuning import finetune_config
 
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError, Interrupted
@@ -15,14 +16,12 @@ from bert_jax.sections import with_values
 from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
 
 
-def config_of(checkpoint: Path, folder: Path, **search_for: str):
-    values = {
+def config_of(checkpoint: Path, folder: Path, **search_for: str) -> FinetuneConfig:
+    settings = {
         "init": checkpoint, "data.path": folder, "task.train": "train.csv", "task.dev": "dev.csv",
         "task.max_seq_len": 16, "num_epochs": 1, "global_batch_size": 8,
-        **{f"search.{name}": value for name, value in search_for.items()},
     }  # fmt: skip
-    pairs = [(key, str(value)) for key, value in values.items()]
-    return load_config("finetune/text", pairs, kind=FinetuneConfig)
+    return finetune_config("text", settings, **{f"search__{name}": value for name, value in search_for.items()})
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ def test_a_tagger_is_scored_on_tags_that_it_knows(models: dict[str, str], tmp_pa
 def test_a_file_named_train_is_scored(models: dict[str, str], tmp_path: Path):
     (tmp_path / "train").write_text("the O\nship B-SEA\n")
     found = evaluate_finetuned(open_checkpoint(models["ner"]), str(tmp_path / "train"))
-    assert list(found["scores"]) == ["train_file"]
+    assert list(found["scores"]) == ["train"]
 
 
 def test_endings_without_a_label_are_chosen_from(models: dict[str, str], tmp_path: Path):

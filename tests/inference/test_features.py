@@ -181,6 +181,12 @@ def test_names_of_layers():
     assert [parse_layers(name, 4) for name in LAYER_NAMES]
 
 
+def test_the_default_is_the_last_four_layers_of_those_that_there_are(folder: Path, tmp_path: Path):
+    assert extract(folder, tmp_path / "out.npz") == 0  # a model of three layers
+    with np.load(tmp_path / "out.npz") as arrays:
+        assert arrays["layers"].tolist() == ["-1", "-2", "-3"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -223,25 +229,6 @@ def test_a_partial_file_of_anyones_is_left_alone(folder: Path, tmp_path: Path):
     assert extract(folder, tmp_path / "out.jsonl", "--layers=-1", "--input", mine) == 0
     assert mine.read_text() == "the ship .\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.jsonl.partial"]
-
-
-@pytest.mark.parametrize("output", ["out.npz", "out.jsonl"])
-@pytest.mark.parametrize("text", ["the ship .\nthe owl sees .", "the ship .", "the ship .\nthe owl\nstar"])
-def test_an_input_that_changes_on_the_way_is_noticed(
-    text: str, output: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    lines, measure = tmp_path / "lines.txt", features._measure
-    lines.write_text("the ship .\nthe owl\n")
-
-    def measure_and_change(*arguments, **options):
-        measured = measure(*arguments, **options)
-        lines.write_text(text)
-        return measured
-
-    monkeypatch.setattr(features, "_measure", measure_and_change)
-    with pytest.raises(InputError, match=r"--input=\S+lines\.txt"):
-        features.extract(str(folder / "checkpoint"), str(lines), str(tmp_path / output), layers="-1")
-    assert [path.name for path in tmp_path.iterdir()] == ["lines.txt"]
 
 
 def test_an_output_that_cannot_be_is_said_before_anything_is_read(

@@ -21,7 +21,6 @@ from bert_jax.errors import InputError
 from bert_jax.inference import opening
 from bert_jax.inference.opening import open_model_of
 from bert_jax.interop import huggingface, importing
-from bert_jax.interop.importing import import_checkpoint
 from bert_jax.text.vocabulary_options import VocabularyOptions
 from bert_jax.text.vocabulary_training import train_vocabulary
 from bert_jax.training import checkpoints
@@ -84,34 +83,6 @@ def test_exported_folder_loads_as_its_checkpoint(name: str, folders: dict[str, t
     assert (sorted(os.listdir(folder)), os.listdir(written)) == (before, [])
 
 
-@pytest.mark.parametrize(
-    "architecture",
-    [
-        "BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel", "BertForNextSentencePrediction", "BertModel",
-        "BertForSequenceClassification", "BertForMultipleChoice", "BertForQuestionAnswering",
-        "BertForTokenClassification",
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("weights", ["safetensors", "pickle"])
-def test_folder_of_transformers_loads_as_its_import(
-    architecture: str, weights: str, vocabulary: list[str], tmp_path: Path
-):
-    torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
-    transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
-    is_decoder = architecture == "BertLMHeadModel"
-    config = transformers.BertConfig(vocab_size=len(vocabulary), is_decoder=is_decoder, **sources.SIZES)
-    torch.manual_seed(0)
-    model = getattr(transformers, architecture)(config)
-    folder = tmp_path / "hf"
-    model.save_pretrained(folder)
-    if weights == "pickle":
-        (folder / "model.safetensors").unlink()
-        torch.save(model.state_dict(), folder / "pytorch_model.bin")
-    sources.write_tokenizer(folder, vocabulary)
-    import_checkpoint(str(folder), str(tmp_path / "imported"))
-    assert_same(bert_jax.load(str(folder)), bert_jax.load(str(tmp_path / "imported")))
-
-
 def test_folder_in_a_bucket_loads(folders: dict[str, tuple[Path, Path]], store, written: Path):
     checkpoint, folder = folders["pretraining"]
     for path in folder.iterdir():
@@ -141,14 +112,14 @@ def test_folder_in_one_that_may_not_be_listed_loads(
     folders: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ):
     checkpoint, folder = folders["pretraining"]
-    listed = importing._names_in
+    listed = importing._list_files
 
     def refuse(path):
         if path == epath.Path(folder.parent):
             raise PermissionError(13, "Permission denied", str(path))
         return listed(path)
 
-    monkeypatch.setattr(importing, "_names_in", refuse)
+    monkeypatch.setattr(importing, "_list_files", refuse)
     assert_same(bert_jax.load(str(folder)), bert_jax.load(str(checkpoint)))
 
 

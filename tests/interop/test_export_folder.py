@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 from etils import epath
-from support import child_processes, sources
+from support import child_processes, helpers, sources
+from support.torch_models import require_torch
 
+from bert_jax.errors import InputError
 from bert_jax.files.atomic import whole_folder
 from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
-from bert_jax.training.checkpoints import Checkpoint
+from bert_jax.model.bert import HEADS
+from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
+from bert_jax.training.pretrain import pretrain
 
 UNFINISHED = """
 import signal, sys
@@ -60,15 +64,22 @@ def test_what_a_killed_export_leaves_is_replaced_by_the_next(tmp_path: Path):
     assert [path.name for path in (tmp_path / "hf").iterdir()] == ["config.json"]
 
 
-@pytest.mark.parametrize("kind", ["classify", "tag", "span"])
-def test_the_dropout_of_a_fine_tuned_head_is_written(kind: str, checkpoint: Checkpoint, tmp_path: Path):
-    without_run = sources.write_fine_tuned(tmp_path / "task", checkpoint, kind, {"name": "text"}, size=2)
-    of_run = dataclasses.replace(without_run, config={"head": {"dropout": 0.3}})
-    huggingface.export(of_run, str(tmp_path / "hf"))
-    described = json.loads((tmp_path / "hf" / "config.json").read_text())
-    assert described.get("classifier_dropout") == (None if kind == "span" else 0.3)
-    huggingface.export(without_run, str(tmp_path / "other"))
-    assert "classifier_dropout" not in json.loads((tmp_path / "other" / "config.json").read_text())
+@pytest.mark.parametrize(("lm", "architecture"), [("mlm", "BertForPreTraining"), ("ltr", "BertLMHeadModel")])
+def test_a_trained_model_comes_back(lm: str, architecture: str, dataset_dir: Path, tmp_path: Path):
+    few_steps = {"optimizer__learning_rate": 0.05, "optimizer__warmup_steps": 1, "total_steps": 2, "eval_batches": 1}
+    config = helpers.small_config(dataset_dir, objective__lm=lm, objective__nsp=lm == "mlm", **few_steps)
+    pretrain(config, str(tmp_path / "run"))
+    trained = open_checkpoint(str(tmp_path / "run"))
+    assert huggingface.export(trained, str(tmp_path / "hf")) == architecture
+    back = import_checkpoint(str(tmp_path / "hf"), str(tmp_path / "back"))
+    assert back.bert_config == trained.bert_config
+    assert back.tokenizer.sha256 == trained.tokenizer.sha256
+    assert back.heads == (HEADS if lm == "mlm" else ("mlm_head",))
+    kept = ("embeddings", "encoder", *back.heads)
+    sources.assert_same_parameters(back.load_parameters(), trained.load_parameters(parts=kept))
+    _, transformers = require_torch()
+    _, info = getattr(transformers, architecture).from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(info.values()), info
 
 
 def test_the_record_of_the_task_is_written_without_the_fields_of_transformers(checkpoint: Checkpoint, tmp_path: Path):
@@ -80,17 +91,32 @@ def test_the_record_of_the_task_is_written_without_the_fields_of_transformers(ch
     assert import_checkpoint(str(tmp_path / "hf"), str(tmp_path / "back")).task == found.task
 
 
-def test_an_import_names_the_files_that_changed_since_the_export(
-    checkpoint: Checkpoint, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    name = "model.safetensors"
-    huggingface.export(checkpoint, str(tmp_path / "hf"))
-    import_checkpoint(str(tmp_path / "hf"), str(tmp_path / "imported"))
-    assert not caplog.records or all("changed since" not in line for line in caplog.messages)
-    path = tmp_path / "hf" / name
-    content = bytearray(path.read_bytes())
-    content[-2] ^= 1
-    path.write_bytes(content)
-    import_checkpoint(str(tmp_path / "hf"), str(tmp_path / "again"))
-    (line,) = (line for line in caplog.messages if "changed since" in line)
-    assert line.startswith(f"{tmp_path / 'hf'}: {name} ")
+def test_an_export_that_fails_leaves_nothing(vocabulary: list[str], tmp_path: Path):
+    checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
+    parameters = tmp_path / "checkpoint" / "parameters"
+    parameters.rename(tmp_path / "away")
+    with pytest.raises(InputError, match=str(tmp_path / "checkpoint")):
+        huggingface.export(checkpoint, str(tmp_path / "new" / "hf"))
+    assert not (tmp_path / "new" / "hf").exists()
+    (tmp_path / "away").rename(parameters)
+    (tmp_path / "new" / "hf").mkdir(parents=True)  # an empty folder is as good as none
+    huggingface.export(checkpoint, str(tmp_path / "new" / "hf"))
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["hf"]
+
+
+def test_an_export_to_a_full_disk_leaves_nothing(vocabulary: list[str], tmp_path: Path):
+    sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
+    done = helpers.on_small_disk(
+        tmp_path, 100, "export", "--checkpoint", tmp_path / "checkpoint", "--output", tmp_path / "disk" / "hf"
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "disk" in done.stderr.strip().split("\n")[-1]
+
+
+@pytest.mark.parametrize("changes", [{"bilstm": 8}, {"features": "last"}], ids=str)
+def test_models_without_a_class_are_refused(changes: dict, checkpoint: Checkpoint, tmp_path: Path):
+    record = {"name": "text", "classes": ["a", "b"], "texts": [], "id": "id"}
+    found = sources.write_fine_tuned(tmp_path / "task", checkpoint, "classify", record, size=2)
+    changed = dataclasses.replace(found, task={**(found.task or {}), **changes})
+    with pytest.raises(InputError, match=rf"head\.{next(iter(changes))}="):
+        huggingface.export(changed, str(tmp_path / "hf"))

@@ -141,7 +141,7 @@ def test_a_next_sentence_head_needs_a_pooler(folder: Path):
         ({"pruned_heads": {"0": [1]}}, "pruned_heads={'0': [1]}"),
         ({"quantization_config": {"bits": 8}}, "quantization_config="),
         *(
-            ({"model_type": kind, "architectures": ["OtherModel"]}, f"model_type='{kind}' is not BERT")
+            ({"model_type": kind, "architectures": ["OtherModel"]}, f"model_type='{kind}'")
             for kind in ("roberta", "distilbert", "modernbert", "albert", "electra", "xlm-roberta", "deberta-v2", "new")
         ),
         ({"architectures": ["BertForQuestionAnswering"]}, "BertForQuestionAnswering"),
@@ -211,11 +211,11 @@ def test_no_code_of_a_pickle_runs(folder: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ((), "config.json and model.safetensors (or model.safetensors.index.json)"),
-        (("config.json",), "model.safetensors (or model.safetensors.index.json)"),
+        ((), "config.json and model.safetensors"),
+        (("config.json",), "config.json and model.safetensors"),
         (("model.safetensors",), "config.json"),
         (("bert_model.ckpt.meta", "bert_config.json"), "TensorFlow"),
-        (("config.json", "model.pt"), "model.pt"),
+        (("config.json", "a.pt", "b.bin"), "a.pt, b.bin"),
     ],
 )
 def test_other_folders(files: tuple[str, ...], message: str, tmp_path: Path):
@@ -227,7 +227,7 @@ def test_other_folders(files: tuple[str, ...], message: str, tmp_path: Path):
 
 
 def test_a_name_on_a_hub_is_no_folder(tmp_path: Path):
-    with pytest.raises(InputError, match="--source=google-bert/bert-base-uncased"):
+    with pytest.raises(InputError, match=r"^google-bert/bert-base-uncased: "):
         import_checkpoint("google-bert/bert-base-uncased", str(tmp_path / "output"))
 
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 import shutil
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from support import helpers, sources
 
 from bert_jax import cli
 from bert_jax.errors import InputError
-from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
 from bert_jax.model.bert import HEADS
 from bert_jax.training.checkpoints import open_checkpoint, save_parameters
@@ -49,35 +47,6 @@ def run(capsys: pytest.CaptureFixture, *arguments: object) -> tuple[int, str, st
     return status, captured.out, captured.err
 
 
-@pytest.mark.long
-def test_from_a_folder_through_every_command(vocabulary: list[str], dataset_dir: Path, tmp_path: Path):
-    source = sources.write_source(tmp_path / "source", vocabulary)
-    imported, run, again = tmp_path / "imported", tmp_path / "run", tmp_path / "again"
-    training = {**MODEL, "init": imported, "total_steps": 2, "global_batch_size": 8, "optimizer.warmup_steps": 1}
-    results = [
-        helpers.run_cli(*command)
-        for command in (
-            ("import", "--source", source, "--output", imported),
-            ("fill-mask", "--checkpoint", imported, "the [MASK] .", "--top", 2),
-            ("evaluate", "--checkpoint", imported, "--data", dataset_dir),
-            ("export", "--checkpoint", imported, "--output", again),
-            ("pretrain", "--config=bert_tiny", f"--workdir={run}", f"--config.data.path={dataset_dir}",
-             "--config.data.max_predictions=10", *helpers.flags(training)),
-        )
-    ]  # fmt: skip
-    assert [result.returncode for result in results] == [0] * 5, [result.stderr for result in results]
-    assert re.search(r"^vocab_size +103\ncased +False$", results[0].stdout, re.MULTILINE)
-    assert "pooler, mlm_head, nsp_head" in results[0].stdout
-    assert len(results[1].stdout.strip().split("\n")) == 2
-    assert json.loads(results[2].stdout)["mlm_loss"] > 0
-    assert "BertForPreTraining" in results[3].stdout
-    assert (source / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
-    assert open_checkpoint(str(run)).step == 2
-    taken = helpers.run_cli("import", "--source", source, "--output", imported)
-    assert (taken.returncode, taken.stderr.count("\n")) == (2, 1), taken.stderr
-    assert str(imported) in taken.stderr
-
-
 def test_case_on_the_command_line(vocabulary: list[str], tmp_path: Path, capsys: pytest.CaptureFixture):
     source = sources.write_source(tmp_path / "source", vocabulary)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -89,16 +58,6 @@ def test_case_on_the_command_line(vocabulary: list[str], tmp_path: Path, capsys:
         assert run(capsys, *command, tmp_path / flag[2:], flag)[0] == 0
         assert open_checkpoint(str(tmp_path / flag[2:])).tokenizer.lowercase is lowercase
     assert run(capsys, *command, tmp_path / "both", "--cased", "--uncased")[0] == 2
-
-
-def test_exported_and_imported_again_it_is_what_it_was(checkpoints: Path, tmp_path: Path):
-    for name in HEADLESS:
-        before = open_checkpoint(str(checkpoints / name))
-        huggingface.export(before, str(tmp_path / f"{name}-hf"))
-        after = import_checkpoint(str(tmp_path / f"{name}-hf"), str(tmp_path / f"{name}-imported"))
-        assert (before.heads, before.bert_config) == (after.heads, after.bert_config)
-        assert before.tokenizer.sha256 == after.tokenizer.sha256
-        sources.assert_same_parameters(before.load_parameters(), after.load_parameters())
 
 
 @pytest.mark.parametrize(
@@ -190,29 +149,6 @@ def test_nothing_is_new_where_nothing_is_missing(checkpoints: Path, dataset_dir:
     pretrain(config, str(tmp_path / "run"))
     before, after = (open_checkpoint(str(path)).load_parameters() for path in (checkpoints / "all", tmp_path / "run"))
     sources.assert_same_parameters(before, after)
-
-
-def test_an_export_that_fails_leaves_nothing(vocabulary: list[str], tmp_path: Path):
-    checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
-    parameters = tmp_path / "checkpoint" / "parameters"
-    parameters.rename(tmp_path / "away")
-    with pytest.raises(InputError, match=str(tmp_path / "checkpoint")):
-        huggingface.export(checkpoint, str(tmp_path / "new" / "hf"))
-    assert not (tmp_path / "new" / "hf").exists()
-    (tmp_path / "away").rename(parameters)
-    (tmp_path / "new" / "hf").mkdir(parents=True)  # an empty folder is as good as none
-    huggingface.export(checkpoint, str(tmp_path / "new" / "hf"))
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["hf"]
-    assert (tmp_path / "new" / "hf").stat().st_mode == (tmp_path / "new").stat().st_mode  # open to all whom it may be
-
-
-def test_an_export_to_a_full_disk_leaves_nothing(vocabulary: list[str], tmp_path: Path):
-    sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
-    done = helpers.on_small_disk(
-        tmp_path, 100, "export", "--checkpoint", tmp_path / "checkpoint", "--output", tmp_path / "disk" / "hf"
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "disk" in done.stderr.strip().split("\n")[-1]
 
 
 def test_a_damaged_checkpoint_says_so(vocabulary: list[str], tmp_path: Path):

@@ -13,7 +13,7 @@ from support import batches, sources
 from bert_jax.batch import HostBatch
 from bert_jax.config import load_config
 from bert_jax.config_keys import MeshKeys
-from bert_jax.interop.huggingface_weights import state_dict
+from bert_jax.interop.huggingface_weights import layout, state_dict
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import HEADS
 from bert_jax.parallel.host_batches import put_batch
@@ -132,7 +132,7 @@ def test_hidden_states_losses_and_gradients(sizes, rows, length, predictions, vo
 
     got_loss, gradients = jax.jit(jax.value_and_grad(loss))(parameters)
     assert float(got_loss) == pytest.approx(expected_loss.item(), rel=1e-5)
-    ours = state_dict(gradients, checkpoint.bert_config, HEADS)
+    ours = state_dict(gradients, layout(checkpoint.bert_config, "BertForPreTraining", HEADS))
     theirs = {name: tensor.grad.numpy() for name, tensor in model.named_parameters()}
     assert ours.keys() == theirs.keys()
     scale = max(np.abs(gradient).max() for gradient in theirs.values())

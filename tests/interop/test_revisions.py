@@ -47,8 +47,7 @@ def test_every_kept_step_has_a_folder(workdir: Path, tmp_path: Path, capsys: pyt
         for name in ("model.safetensors", "config.json", "vocab.txt", "tokenizer.json"):
             assert (output / f"step{step}" / name).read_bytes() == (alone / name).read_bytes()
         card = (output / f"step{step}" / "README.md").read_text()
-        assert f'revision="step{step}"' in card
-        assert f"hf upload USER/my-bert step{step} --revision step{step}" in card
+        assert f'from_pretrained("USER/my-bert", revision="step{step}")' in card
         assert "# my-bert\n" in card
         assert "license: mit" in card
         assert "revision" not in (alone / "README.md").read_text()
@@ -111,7 +110,7 @@ def test_moved_workdir_adds_to_the_steps_that_it_exported(workdir: Path, tmp_pat
         ("2", [], "--steps=2: .*0, 1, 3"),
         ("first", [], "--steps=first"),
         ("1,,3", [], "--steps=1,,3"),
-        ("all", ["--format", "stablehlo"], "--steps=all: .*--format=hf"),
+        ("all", ["--format", "stablehlo"], "--format=stablehlo: .*steps"),
     ],
 )
 def test_wrong_steps_exit_with_2(

@@ -81,7 +81,7 @@ def test_byte_level_bpe_has_a_piece_for_every_byte():
         ({"character_coverage": 1.5}, "--character_coverage=1.5"),
         ({"kind": "unigram", "character_coverage": 0.97}, "--character_coverage=0.97: .* 0.98"),
         ({"kind": "byte_bpe", "character_coverage": 0.99}, "--character_coverage"),
-        ({"size": 0}, "--size=0"),
+        ({"size": 0}, "^size=0"),
     ],
 )
 def test_options_that_contradict(options, message):

@@ -55,7 +55,7 @@ def read_task(
         )
     bad_rows = BadRows(strict=config.data.strict)
     read: dict[str, tuple[list[Any], Labels, Mapping[str, int]]] = {}
-    for split, path in files.items():
+    for split, path in {"train": files["train"], **files}.items():
         labels: Labels = task.test_labels if split.startswith("test") else "required"
         if split == "train":
             task, examples = task.read_training(path, bad_rows)
@@ -71,7 +71,10 @@ def read_task(
     check_class_weights(config.task.class_weights, task.label_names)
     task = dataclasses.replace(task, main_metric=metric)
     splits = [
-        make_split(task, split, examples, tokenizer, labels=labels, last_position=last_position, left_out=left_out)
+        make_split(
+            task, split, examples, tokenizer, labels=labels, training=split == "train", last_position=last_position,
+            left_out=left_out,
+        )
         for split, (examples, labels, left_out) in read.items()
-    ]
+    ]  # fmt: skip
     return task, splits[0], splits[1:]

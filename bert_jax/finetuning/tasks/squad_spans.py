@@ -321,7 +321,8 @@ def _candidates(
     starts = starts[window.max_context[starts]]
     ends = np.argsort(-end_logits, kind="stable")[:count]
     extra = ends - starts[:, None]  # tokens after the first one
-    row, column = np.nonzero((extra >= 0) & (extra < max_answer_length))
+    has_text = window.offsets[ends, 1] > window.offsets[starts, 0][:, None]  # "▁" of SentencePiece has none
+    row, column = np.nonzero((extra >= 0) & (extra < max_answer_length) & has_text)
     first, last = starts[row], ends[column]
     return _Spans(window.offsets[first, 0], window.offsets[last, 1], start_logits[first], end_logits[last])
 

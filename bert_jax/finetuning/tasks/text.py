@@ -30,6 +30,7 @@ TEXT_FIELDS = (
 """Default names of the text columns: the first of these that a file has."""
 
 _LISTED = 20  # maximum names in a message
+_GREATEST = float(np.finfo(np.float32).max)
 _WHOLE = re.compile(r"(-?\d+)(\.0)?")
 
 
@@ -189,8 +190,8 @@ class TextTask(Task):
             score = math.nan if isinstance(value, bool) else float(value)
         except (ValueError, OverflowError):  # a JSON number may have hundreds of digits
             score = math.nan
-        if not math.isfinite(score):
-            raise BadLabel(f"label {value!r:.60}: expected a finite number", UNKNOWN_LABEL)
+        if not abs(score) <= _GREATEST:
+            raise BadLabel(f"label {value!r:.60}: expected a finite number of float32", UNKNOWN_LABEL)
         return score
 
     def _with_classes(self, path: str, examples: Sequence[TextExample]) -> Self:

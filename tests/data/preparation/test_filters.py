@@ -95,7 +95,7 @@ def test_a_document_of_repeated_lines_alone_is_none(tokenizer, tmp_path):
     ],
 )  # fmt: skip
 def test_invalid_limits_are_refused(options):
-    with pytest.raises(InputError, match=f"--{next(iter(options))}="):
+    with pytest.raises(InputError, match=f"{next(iter(options))}="):
         PrepareOptions(**options)
 
 

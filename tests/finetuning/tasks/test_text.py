@@ -125,7 +125,7 @@ def test_bad_rows_are_named_and_skipped(tmp_path: Path, kind: str, row: str, pro
     assert re.search(problem, str(error.value))
 
 
-@pytest.mark.parametrize("label", ["high", "nan", "inf", True, "", 10**400], ids=str)
+@pytest.mark.parametrize("label", ["high", "nan", "inf", "-1e39", True, "", 10**400], ids=str)
 def test_scores_are_finite_numbers(tmp_path: Path, label: object):
     rows = [{"text": "a", "label": value} for value in ("-2", 3, label)]
     path, bad_rows = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows))), BadRows()
