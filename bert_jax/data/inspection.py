@@ -1,5 +1,6 @@
 """Report on a prepared dataset: counts, lengths, padding, and some masked instances."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -109,21 +110,18 @@ def _text(dataset: PreparedDataset, row: HostBatch) -> str:
 
 
 def join_tokens(tokenizer: Tokenizer, ids: Sequence[int], marked: Mapping[int, str]) -> str:
-    """Joins tokens to words; `marked` has other texts of some positions.
-
-    A piece that continues a word is kept as it is after a special token or a marked position.
-    """
-    words: list[str] = []
-    for position, token in enumerate(ids):
-        if position in marked:
-            words.append(marked[position])
-        elif not tokenizer.is_attached(token):
-            words.append(tokenizer.piece_text(token))
-        elif words and not words[-1].endswith(("}", "]")):
-            words[-1] += tokenizer.piece_text(token)
+    """Joins tokens to words; `marked` has other texts of some positions. A word ends at these and at special tokens."""
+    parts: list[str] = []
+    alone = [
+        position in marked or tokenizer.vocab[token] in tokenizer.special_tokens for position, token in enumerate(ids)
+    ]
+    for is_alone, group in itertools.groupby(range(len(ids)), alone.__getitem__):
+        positions = list(group)
+        if is_alone:
+            parts += [marked.get(position) or tokenizer.vocab[ids[position]] for position in positions]
         else:
-            words.append(tokenizer.id_to_token(token))
-    return " ".join(words)
+            parts.append(tokenizer.decode([ids[position] for position in positions]))
+    return " ".join(parts)
 
 
 def render(report: dict[str, Any]) -> str:

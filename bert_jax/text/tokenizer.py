@@ -201,12 +201,6 @@ class Tokenizer:
         """Returns the text of a piece, without the mark of a word's start or continuation."""
         return self._surface(index).removeprefix(" ")
 
-    def is_attached(self, index: int) -> bool:
-        """Returns whether a piece is written without a space before it, such as `##ing`."""
-        if self._prefix:
-            return not self._word_bounds[0][index]
-        return not self._surface(index).startswith(" ") and self.vocab[index] not in self.special_tokens
-
     def continues_word(self, input_ids: np.ndarray) -> np.ndarray:
         """Returns bool [B, L]: the tokens of `input_ids` [B, L] that belong to the word of the token before them.
 

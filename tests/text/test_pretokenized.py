@@ -87,10 +87,9 @@ def test_a_dataset_has_the_words_of_the_text(options, folder, tmp_path):
 def test_a_mask_is_a_word(folder, capsys):
     assert run("fill-mask", "--checkpoint", folder / "checkpoint", "--json", "本 は [MASK] 円 だっ た 。") == 0
     (found,) = json.loads(capsys.readouterr().out)["texts"]
-    tokenizer = read_tokenizer(folder / "tokenizer.json")
     for filling in found["masks"][0]:
         piece = filling["token"]
-        if not tokenizer.is_attached(tokenizer.token_to_id(piece)):
+        if not piece.startswith("##"):
             assert filling["text"] == f"本 は {piece} 円 だっ た 。"
 
 
