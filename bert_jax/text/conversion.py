@@ -295,7 +295,10 @@ def _from_model(proto: _Message) -> Tokenizer:
     else:
         model = _bpe(pieces, [one == _NORMAL for one in types], unk)
     fast = tokenizers.Tokenizer(model)
-    steps = [normalizers.Precompiled(table)] if table else []
+    try:
+        steps = [normalizers.Precompiled(table)] if table else []
+    except Exception as error:  # tokenizers has no class of its own for it
+        raise ValueError(str(error)) from error
     spaces = [normalizers.Replace(Regex("[ ▁]+"), " "), normalizers.Replace(Regex(" $"), "")]
     fast.normalizer = normalizers.Sequence([*steps, *spaces])
     fast.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=True)

@@ -227,7 +227,7 @@ def test_layers_of_the_command(vocabulary: list[str], tmp_path: Path):
 def test_predictions_have_the_names_of_labels(vocabulary: list[str], tmp_path: Path, capsys: pytest.CaptureFixture):
     model = save_torch(tmp_path / "hf", vocabulary, "BertForSequenceClassification")
     assert cli.main(["import", f"--source={tmp_path / 'hf'}", f"--output={tmp_path / 'imported'}"]) == 0
-    assert "fine-tuned: text" in capsys.readouterr().out
+    assert re.search(r"^task +text$", capsys.readouterr().out, re.MULTILINE)
     (tmp_path / "new.csv").write_text("text,label\n" + "".join(f"{text},good\n" for text in PAIRS))
     command = [f"--checkpoint={tmp_path / 'imported'}"]
     predict = ["predict", *command, f"--input={tmp_path / 'new.csv'}", f"--output={tmp_path / 'out.jsonl'}"]

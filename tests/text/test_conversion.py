@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -199,6 +200,14 @@ def test_bytes_that_are_not_a_model(data, tmp_path):
     (tmp_path / "odd.model").write_bytes(data)
     with pytest.raises(InputError, match=r"odd\.model.*SentencePiece"):
         convert_vocabulary(str(tmp_path / "odd.model"))
+
+
+def test_a_model_with_a_damaged_table_of_normalization_is_refused(tmp_path):
+    path = Path(foreign(tmp_path))
+    assert b"\0ffi\0" in path.read_bytes()  # of U+FB03, in the table
+    path.write_bytes(path.read_bytes().replace(b"\0ffi\0", b"\0\xff\xff\xff\0"))
+    with pytest.raises(InputError, match=r"foreign\.model.*SentencePiece"):
+        convert_vocabulary(str(path))
 
 
 def test_a_model_is_converted_by_the_command_and_where_import_meets_it(tmp_path):
