@@ -234,7 +234,7 @@ def evaluate_steps(
 def check_batch_size(batch_size: int) -> None:
     """Raises InputError for an invalid `--batch_size`."""
     if not 1 <= batch_size <= MAX_BATCH_SIZE:
-        raise InputError(f"--batch_size={batch_size}: must be in 1 to {MAX_BATCH_SIZE}")
+        raise InputError(f"batch_size={batch_size}: must be in 1 to {MAX_BATCH_SIZE}")
 
 
 def _evaluate(

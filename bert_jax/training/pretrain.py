@@ -77,6 +77,8 @@ def pretrain(
       Interrupted: a stop signal was received, such as SIGTERM; the state is saved.
       BertJaxError: too many non-finite steps in a row; the state is saved.
     """
+    if not isinstance(config, PretrainConfig):
+        raise InputError(f"config: expected a PretrainConfig, got {type(config).__name__}; use load_config(NAME)")
     with begin_run(config, workdir, "pretrain", stop=stop, bars=bars, trackers=trackers) as run:
         return _pretrain(run, config)
 

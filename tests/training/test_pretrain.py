@@ -14,6 +14,7 @@ from support import child_processes, helpers
 from support.devices import all_devices, one_device  # noqa: F401
 from support.runs import SETTINGS, assert_same_run, train, train_command, train_until
 
+from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.runtime.preemption import SIGNALS
 from bert_jax.tracking.metrics import read_metrics
@@ -255,9 +256,11 @@ def test_too_many_nonfinite_steps_end_the_run_with_a_checkpoint(dataset_dir: Pat
     assert pretrain(better, str(tmp_path))["mlm_loss"] < 5
 
 
-def test_empty_workdir_is_refused(dataset_dir: Path):
-    with pytest.raises(InputError, match="--workdir"):
+def test_empty_workdir_and_another_config_are_refused(dataset_dir: Path):
+    with pytest.raises(InputError, match="workdir is empty"):
         pretrain(helpers.small_config(dataset_dir), "")
+    with pytest.raises(InputError, match=r"config: expected a PretrainConfig, got FinetuneConfig"):
+        pretrain(load_config("finetune/text", kind=FinetuneConfig), "run")
 
 
 @pytest.mark.parametrize(
