@@ -42,7 +42,7 @@ def train_unigram(
     lines = sample.lines()
     if not lines:
         raise InputError(
-            "--input: the corpus has no words to train a vocabulary on; check that its files are not empty"
+            "input: the corpus has no words to train a vocabulary on; check that its files are not empty"
         )
     if sample.is_partial:
         log.info(
@@ -78,7 +78,7 @@ def _train(lines: Iterable[str], size: int, character_coverage: float) -> bytes:
         if not needed:
             raise
         raise InputError(
-            f"--size={size}: too small for the characters of this text; expected at least {needed[1]}, or a smaller "
+            f"size={size}: too small for the characters of this text; expected at least {needed[1]}, or a smaller "
             f"--character_coverage than {character_coverage}"
         ) from error
     return file.getvalue()
