@@ -41,9 +41,7 @@ def train_unigram(
                 sample.add(part)
     lines = sample.lines()
     if not lines:
-        raise InputError(
-            "input: the corpus has no words to train a vocabulary on; check that its files are not empty"
-        )
+        raise InputError("input: the corpus has no words to train a vocabulary on; check that its files are not empty")
     if sample.is_partial:
         log.info(
             "Training on a sample of %.1f%% of the text: %s of %s bytes",

@@ -68,15 +68,11 @@ class VocabularyOptions(TextOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kind != "unigram" and self.sample_bytes:
-            raise InputError(
-                f"sample_bytes={self.sample_bytes}: kind={self.kind} counts the words of the whole text"
-            )
+            raise InputError(f"sample_bytes={self.sample_bytes}: kind={self.kind} counts the words of the whole text")
         if self.kind != "wordpiece" and self.pretokenized:
             raise InputError(f"pretokenized: pieces of kind={self.kind} never cross a space; remove --pretokenized")
         if self.kind == "unigram" and self.coverage < _LOWEST_COVERAGE:
-            raise InputError(
-                f"character_coverage={self.coverage}: --kind=unigram expects at least {_LOWEST_COVERAGE}"
-            )
+            raise InputError(f"character_coverage={self.coverage}: --kind=unigram expects at least {_LOWEST_COVERAGE}")
         if self.kind == "byte_bpe" and self.character_coverage:
             raise InputError("character_coverage: --kind=byte_bpe covers every character; remove it")
 
@@ -118,9 +114,7 @@ def check_vocab_options(
     if source and extend:
         raise InputError(f"from={source}: converts a vocabulary as it is; remove --extend, and extend the result")
     if bool(inputs) == bool(source):
-        raise InputError(
-            f"from={source}: has no effect with --input" if source else "expected --input, or --from FILE"
-        )
+        raise InputError(f"from={source}: has no effect with --input" if source else "expected --input, or --from FILE")
     if not extend:
         extension.check_unused((), "without --extend; add --extend FILE, or remove it")
     if extend:

@@ -123,9 +123,7 @@ def _train(words: Mapping[str, int], fast: tokenizers.Tokenizer, options: Vocabu
     if options.kind == "wordpiece":
         words = _drop_long_words(words)
     elif not any(word.strip(_WHITE_SPACE) for word in words):
-        raise InputError(
-            "input: the corpus has no words to train a vocabulary on; check that its files are not empty"
-        )
+        raise InputError("input: the corpus has no words to train a vocabulary on; check that its files are not empty")
     if options.kind == "byte_bpe":
         alphabet = {*pre_tokenizers.ByteLevel.alphabet()}
     else:

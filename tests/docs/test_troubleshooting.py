@@ -48,7 +48,8 @@ def letters(text: str) -> int:
 def is_printed(message: str) -> bool:
     """Returns True if the fixed parts of some template, in their order, make up enough of the message.
 
-    The code names a parameter where the command line names its option: "--" does not count. A message that ends in "..." may end within a part.
+    The code names a parameter where the command line names its option: "--" does not count. A message that ends in
+    "..." may end within a part.
     """
     message = message.replace("--", "")
     words = " ".join(message.removesuffix("...").split())
