@@ -139,5 +139,3 @@ def test_the_mask_has_the_name_of_the_tokenizer(tmp_path: Path, capsys: pytest.C
     assert len(json.loads(capsys.readouterr().out)["texts"][0]["masks"]) == 1
     assert cli.main(["fill-mask", "--checkpoint", str(place), "the [MASK] ship"]) == 2
     assert "<mask> not found" in capsys.readouterr().err
-    run("export", "--checkpoint", place, "--output", tmp_path / "hf")
-    assert "<mask>" in (tmp_path / "hf" / "README.md").read_text()

@@ -103,4 +103,4 @@ def test_overrides_may_be_a_mapping_of_values(tmp_path: Path):
     config = bert_jax.load_config("bert_tiny", {"data.path": tmp_path, "total_steps": 7, "data.weights": (0.5, 0.5)})
     assert (config.data.path, config.total_steps, config.data.weights) == (str(tmp_path), 7, (0.5, 0.5))
     with pytest.raises(InputError, match=r"optimizer\.learning_rate"):
-        bert_jax.load_config("bert_tiny", {"lr": 1})
+        bert_jax.load_config("bert_tiny", {"optimizer.learn_rate": 1})

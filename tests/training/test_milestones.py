@@ -147,7 +147,6 @@ def test_steps_as_they_are_typed(text: str, expected: tuple[int, ...]):
         ({"milestones": "10,101"}, r"checkpoint\.milestones: .*101.*total_steps=100"),
         ({"milestone_every_steps": "-1"}, r"checkpoint\.milestone_every_steps=-1"),
         ({"milestone": "5"}, r"checkpoint\.milestone.*checkpoint\.milestones"),
-        ({"keep_period": "5"}, r"checkpoint\.keep_period.*checkpoint\.milestone_every_steps"),
     ],
 )
 def test_wrong_milestones_are_refused(overrides: dict[str, str], message: str):
