@@ -58,7 +58,7 @@ def plan_run(
     mesh = abstract_mesh(config.mesh, devices)
     loaded = open_phases(config, mesh, platform)
     if folder is not None and remote.exists(folder) and not folder.is_dir():
-        raise InputError(f"--workdir={folder}: is a file; expected a folder")
+        raise InputError(f"workdir={folder}: is a file; expected a folder")
     before = None if folder is None else claim_workdir(folder, loaded)
     resumed = before.step if before else None
     model, first = loaded[0].model, loaded[0]

@@ -117,11 +117,11 @@ def claim(folder: epath.Path, config: FinetuneConfig, dataset_hash: str) -> Chec
     if before is None:
         return None
     if before.task is None:
-        raise InputError(f"--workdir={folder}: holds a pre-training run; choose another folder")
+        raise InputError(f"workdir={folder}: holds a pre-training run; choose another folder")
     check_same_run(folder, before.config, config, sources=("init",))
     if before.dataset_hashes != (dataset_hash,):
         raise InputError(
-            f"--workdir={folder}: its run was trained on other examples than those of data.path={config.data.path}; "
+            f"workdir={folder}: its run was trained on other examples than those of data.path={config.data.path}; "
             "choose another folder"
         )
     return before

@@ -201,7 +201,7 @@ def fill_in_from_checkpoint(config: PretrainConfig, workdir: epath.Path | None =
     before = newest_intact(workdir) if workdir is not None else None
     if before is not None:
         if before.task is not None:
-            raise InputError(f"--workdir={workdir}: holds a fine-tuning run; choose another folder")
+            raise InputError(f"workdir={workdir}: holds a fine-tuning run; choose another folder")
         config = _keep_warmup(config, before)
         if not config.init:
             config = with_values(config, {"init": before.config["init"]})

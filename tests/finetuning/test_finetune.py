@@ -261,18 +261,18 @@ def test_a_finished_run_scores_again_and_another_is_refused(
     before = (run / "result.json").read_text()
     finetune(config_of(checkpoint, task), str(run))
     assert (run / "result.json").read_text() == before
-    with pytest.raises(InputError, match=r"--workdir.*optimizer\.learning_rate 0\.01 -> 0\.1"):
+    with pytest.raises(InputError, match=r"workdir.*optimizer\.learning_rate 0\.01 -> 0\.1"):
         finetune(config_of(checkpoint, task, optimizer__learning_rate=0.1), str(run))
     shutil.copytree(task, tmp_path / "task")
     rows = (task / "train.csv").read_text().splitlines(keepends=True)
     (tmp_path / "task" / "train.csv").write_text("".join(rows[:-1]))
-    with pytest.raises(InputError, match=r"--workdir=\S+: .*data\.path"):
+    with pytest.raises(InputError, match=r"workdir=\S+: .*data\.path"):
         finetune(config_of(checkpoint, tmp_path / "task"), str(run))
     shutil.copytree(checkpoint, tmp_path / "encoder")
     finetune(config_of(tmp_path / "encoder", task), str(run))
     assert (run / "result.json").read_text() == before
     sources.write_checkpoint(tmp_path / "another", vocabulary)
-    with pytest.raises(InputError, match=r"--workdir.*\binit \S+ -> "):
+    with pytest.raises(InputError, match=r"workdir.*\binit \S+ -> "):
         finetune(config_of(tmp_path / "another", task), str(run))
 
 
