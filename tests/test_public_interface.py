@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,3 +22,20 @@ def test_every_public_name_is_listed_and_found():
 def test_listing_names_imports_none_of_them():
     program = "import sys, bert_jax; assert 'load' in dir(bert_jax); sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": (0, 1)}, r"layers=\(0, 1\): expected str, got tuple"),
+        ({"drop": [5]}, "drop=5: expected str, got int"),
+        ({}, "none: no model found"),
+    ],
+)
+def test_values_are_of_their_types_and_a_path_is_a_text(options: dict, message: str, tmp_path: Path):
+    with pytest.raises(bert_jax.InputError, match=message):
+        bert_jax.import_(Path("none"), tmp_path / "imported", **options)
+    with pytest.raises(bert_jax.InputError, match="batch_size='8': expected int, got str"):
+        bert_jax.predict("none", "none", "none", batch_size="8")
+    with pytest.raises(bert_jax.InputError, match=r"none\.csv: got a table"):
+        bert_jax.features("none", Path("none.csv"), tmp_path / "out")

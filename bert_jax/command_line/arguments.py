@@ -10,10 +10,12 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import os
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
@@ -58,8 +60,9 @@ def command(function: Callable[P, T]) -> Callable[P, T]:
     """Makes a public function a command, such as `fill_mask` of "fill-mask".
 
     Each call, from Python or from the command line, is checked here: InputError for a path that is empty or cannot be
-    opened, and for a value that is not among the choices of a `Literal`. A text stands for a sequence of one. Errors
-    name parameters and config keys as Python does; `in_options` gives them the names of the command line.
+    opened, and for a value of another type or not among the choices of a `Literal`. A text stands for a sequence of
+    one, and a path may be a `Path`. Errors name parameters and config keys as Python does; `in_options` gives them the
+    names of the command line.
     """
     signature, kinds = inspect.signature(function), get_type_hints(function, include_extras=True)
 
@@ -68,13 +71,11 @@ def command(function: Callable[P, T]) -> Callable[P, T]:
         call = signature.bind(*arguments, **options)
         for name, value in call.arguments.items():
             flags = _flags(kinds[name])
-            if "nargs" in flags and isinstance(value, str):
-                value = call.arguments[name] = (value,)
-            if flags.get("metavar") in _PATHS and value is not None:
-                for path in value if "nargs" in flags else (value,):
-                    _check_path(name, path)
-            if value is not None and value not in flags.get("choices", (value,)):
-                raise InputError(f"{name}={value}: expected one of {', '.join(flags['choices'])}")
+            if "nargs" in flags:
+                values = (value,) if isinstance(value, (str, os.PathLike)) else value
+                call.arguments[name] = tuple(_checked(name, one, flags) for one in values)
+            elif value is not None:
+                call.arguments[name] = _checked(name, value, flags)
         try:
             return function(*call.args, **call.kwargs)
         except BertJaxError as error:
@@ -92,6 +93,20 @@ def _in_python(message: str, names: Collection[str]) -> str:
     """Returns a message with `--NAME=...` of options and `--config.KEY=...` as `NAME=...` and `KEY=...`."""
     known = "|".join(map(re.escape, names))
     return re.sub(rf"--(?:config\.(?=[\w.]+=)|(?=(?:{known})=)|(?<=^--)(?=(?:{known}): ))", "", message)
+
+
+def _checked(name: str, value: Any, flags: Mapping[str, Any]) -> Any:
+    """Returns the value of a parameter, and the text of a `Path`. Raises InputError as `command` says."""
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    expected, numbers = flags.get("type"), {int: Integral, float: Real}
+    if expected in (str, *numbers) and not isinstance(value, numbers.get(expected, expected)):
+        raise InputError(f"{name}={value!r:.60}: expected {expected.__name__}, got {type(value).__name__}")
+    if flags.get("metavar") in _PATHS:
+        _check_path(name, value)
+    if value not in flags.get("choices", (value,)):
+        raise InputError(f"{name}={value}: expected one of {', '.join(flags['choices'])}")
+    return value
 
 
 def _check_path(name: str, path: str) -> None:

@@ -47,7 +47,7 @@ def check_file_output(output: str) -> None:
     """Creates the folder of an output file and checks that it is writable. Raises InputError or OSError if not."""
     path = parse_path(output)
     if not path.name or output.endswith("/") or path.is_dir():
-        raise InputError(f"output={output}: got a folder, expected a file, such as {path / 'tokenizer.json'}")
+        raise InputError(f"output={output}: got a folder, expected a file; give it a name")
     if not output.startswith("/dev/"):
         if not is_remote(path):
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -167,9 +167,20 @@ def encoder_digest(init: str) -> str | None:
 
 def started_from(folder: epath.Path) -> str | None:
     """Returns the digest of the parameters that the run in a folder started from; None if there is no record of it."""
-    path = folder / provenance.FILE
+    digest: str | None = _inputs(folder, 0).get("init", {}).get("digest")
+    return digest
+
+
+def read_examples(folder: epath.Path) -> dict[str, str]:
+    """Returns the hashes of the examples that the run in a folder was trained on and scored by; {} without a record."""
+    task = _inputs(folder, -1).get("task", {})
+    return {"train": task["hash"], **task["scored"]} if {"hash", "scored"} <= task.keys() else {}
+
+
+def _inputs(folder: epath.Path, start: int) -> dict[str, Any]:
+    """Returns the inputs of a start of the run in a folder: 0 is the first, -1 the last; {} without a record."""
     try:
-        result: str | None = read_json(path)["runs"][0]["inputs"]["init"]["digest"]
-        return result
+        inputs: dict[str, Any] = read_json(folder / provenance.FILE)["runs"][start]["inputs"]
+        return inputs
     except (OSError, InputError, LookupError, TypeError):
-        return None
+        return {}

@@ -23,7 +23,7 @@ from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.files.format_versions import read_json, write_json
-from bert_jax.finetuning.checks import check_config, check_same_run, encoder_digest, started_from
+from bert_jax.finetuning.checks import check_config, check_same_run, encoder_digest, read_examples, started_from
 from bert_jax.finetuning.results import RESULT_FILE, read_result
 from bert_jax.finetuning.run import finetune_once
 from bert_jax.progress import Bars, silent
@@ -126,10 +126,17 @@ def search(
     folder = workdir_path(workdir)
     encoder = None if config.from_scratch else encoder_digest(config.init)
     results: dict[float, dict[int, dict[str, Any]]] = {}
+    examples: dict[str, str] = {}
     with kept_programs(config.compilation_cache, folder):
         for (rate, seed), trial_config in runs.items():
             trial = folder / folder_of(rate, seed)
             results.setdefault(rate, {})[seed] = _result(trial_config, trial, encoder, stop, bars)
+            examples = examples or read_examples(trial)
+            if examples != (read_examples(trial) or examples):
+                raise InputError(
+                    f"{trial}: its trial had other examples than those before it; restore the files of the task, or "
+                    "delete the folders of all trials to run them again"
+                )
     found = summarize(results)
     if is_first():
         write_json(folder / SEARCH_FILE, found)

@@ -107,7 +107,10 @@ def _finetune(run: Run, config: FinetuneConfig, needs_scores: bool) -> dict[str,
     if best.best is not None and latest is not None and start == latest.step:
         open_checkpoint(str(folder), best.best)  # InputError if it was deleted
     files = {split: path for split in ("train", "dev", "test") if (path := getattr(config.task, split))}
-    described = {"name": task.name, "path": config.data.path, "files": files, "hash": order.hash}
+    scored = {split.name: split.hash() for split in setup.splits if split.is_labelled}
+    described = {
+        "name": task.name, "path": config.data.path, "files": files, "hash": order.hash, "scored": scored,
+    }  # fmt: skip
     run.open(
         config, checkpointer, start=start, total=order.total_steps,
         inputs={"init": setup.before.reference(), "task": described},

@@ -13,7 +13,7 @@ from typing import Any
 from etils import epath
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.tasks.glue import GlueTask
+from bert_jax.finetuning.tasks.glue import TASKS
 from bert_jax.model.bert import HEADS
 from bert_jax.model.task_heads import TaskHead
 from bert_jax.training.checkpoints import Checkpoint
@@ -23,6 +23,10 @@ log = logging.getLogger(__name__)
 RECORD = "bert_jax_task"
 """The key of `config.json` with the settings of a task that `transformers` has no field for."""
 
+_NAMES = {  # the first part of a record's name, by the kind of head
+    "classify": ("text", "glue"), "regress": ("text", "glue"), "choose": ("choice",), "span": ("squad",),
+    "tag": ("ner",),
+}  # fmt: skip
 _SQUAD_TOKENS = 384  # of a window, as the paper and the pipeline of transformers have it
 _FIELDS_OF_TRANSFORMERS = ("classes", "tags", "max_seq_len")
 _NOT_HONOURED: dict[str, tuple[Any, ...]] = {  # fields of config.json: the supported values
@@ -129,11 +133,18 @@ def read_task(
     Raises:
       InputError: the names of labels or the settings are invalid, or the task is not supported.
     """
+    if values.get("is_decoder") and ARCHITECTURES[name].heads:  # which the tasks here pool from the last token
+        output = ARCHITECTURES[name].output
+        raise InputError(
+            f"{path}: is_decoder=True: {name} pools the first token, which attends to itself alone; import the encoder "
+            f"alone with --drop {output}"
+        )
     kind = _kind(path, name, values, outputs)
     own = values.get(RECORD)
     if own is not None and not (isinstance(own, dict) and isinstance(own.get("name"), str)):
         raise InputError(f"{path}: {RECORD}={own!r:.60}: expected an object with a name; delete this key")
-    if own is not None and own.get("kind") != kind:
+    benchmark, _, task = own["name"].partition("/") if own else ("", "", "")
+    if own is not None and (own.get("kind") != kind or benchmark not in _NAMES[kind]):
         log.warning("%s: %s is of another class than %s, and is not read", path, RECORD, name)
         own = None
     size, longest = outputs, model_max_length
@@ -148,8 +159,7 @@ def read_task(
         settings = {**(own or {"name": "ner"}), "tags": _label_names(path, values, outputs)}
     else:
         classes = _label_names(path, values, outputs) if kind == "classify" else []
-        benchmark, _, task = own["name"].partition("/") if own else ("", "", "")
-        if benchmark == "glue" and [*GlueTask.of(task).classes] != classes:
+        if own and benchmark == "glue" and (task not in TASKS or [*TASKS[task].classes] != classes):
             log.warning("%s: id2label has other labels than %s, whose settings are not read", path, benchmark)
             own = None
         settings = {**(own or {"name": "text"}), "classes": classes}

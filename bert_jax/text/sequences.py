@@ -23,16 +23,6 @@ class EncodedSequence:
     first_length: int
 
 
-@dataclass(frozen=True)
-class TextExample:
-    """An example of one or two texts. `label` is a class index or a score; None if the file has no labels."""
-
-    id: str
-    text_a: str
-    text_b: str | None
-    label: int | float | None
-
-
 def truncate_pair(a: Sequence[int], b: Sequence[int], limit: int) -> tuple[Sequence[int], Sequence[int]]:
     """Truncates a pair to `limit` tokens in total, one by one from the end of the longer text (tie: from `b`).
 
@@ -76,11 +66,6 @@ def encode_pairs(
         for ids, (_, b) in zip(first, some, strict=True):
             encoded.append(encode_sequence(tokenizer, ids, None if b is None else next(second), max_seq_len))
     return encoded
-
-
-def encode_examples(tokenizer: Tokenizer, examples: Sequence[TextExample], max_seq_len: int) -> list[EncodedSequence]:
-    """Encodes each example as `encode_pairs` does."""
-    return encode_pairs(tokenizer, [(example.text_a, example.text_b) for example in examples], max_seq_len)
 
 
 def padded_length(length: int, max_seq_len: int, lengths: Sequence[int] = LENGTHS) -> int:

@@ -135,6 +135,14 @@ def test_trials_start_from_the_same_parameters(checkpoint: Path, folder: Path, m
         search(config_of(checkpoint, folder, seeds="(1, 2)"), str(folder / "others"))
 
 
+@pytest.mark.parametrize("name", ["train.csv", "dev.csv"])
+def test_trials_have_the_same_examples(name: str, checkpoint: Path, folder: Path):
+    search(config_of(checkpoint, folder, seeds="(1,)"), str(folder / "runs"))
+    (folder / name).write_text((folder / name).read_text().replace("owl", "fox"))
+    with pytest.raises(InputError, match=r"lr-2e-05-seed-2: .*other examples"):
+        search(config_of(checkpoint, folder, seeds="(1, 2)"), str(folder / "runs"))
+
+
 def test_rates_have_all_their_digits_and_a_search_its_folder(checkpoint: Path, folder: Path):
     assert folder_of(2e-5, 3) == "lr-2e-05-seed-3"
     assert folder_of(1 / 30_000, 0) != folder_of(1 / 30_001, 0)

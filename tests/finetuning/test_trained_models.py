@@ -94,6 +94,9 @@ def test_the_command_tags_a_column_of_rows(models: dict[str, str], tmp_path: Pat
     assert json.loads((tmp_path / "said").read_text())["words"] == ["the", "ship"]
     assert main([*command, "--output", str(tmp_path / "said"), "--text", "body", "other"]) == 2
     assert "--text body other" in capsys.readouterr().err
+    (tmp_path / "a.jsonl").write_text(json.dumps({"sentence1": "the ship", "sentence2": "the fox"}))
+    assert main([*command, "--output", str(tmp_path / "said")]) == 2
+    assert "--text" in capsys.readouterr().err
 
 
 def test_a_tagger_is_scored_on_tags_that_it_knows(models: dict[str, str], tmp_path: Path):

@@ -294,6 +294,17 @@ def test_a_record_of_another_class_is_not_read(vocabulary: list[str], tmp_path: 
     assert "bert_jax_task" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["glue/new", "glue/stsb", "ner", "new"])
+def test_a_record_of_another_task_is_not_read(
+    name: str, vocabulary: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    save_torch(tmp_path / "hf", vocabulary, "BertForSequenceClassification")
+    sources.edit_json(tmp_path / "hf" / "config.json", bert_jax_task={"name": name, "kind": "classify"})
+    (prediction,) = bert_jax.load(str(tmp_path / "hf")).predict("the ship .")
+    assert len(prediction["probabilities"]) == 3
+    assert "not read" in caplog.text
+
+
 def test_settings_of_transformers_are_followed(vocabulary: list[str], tmp_path: Path):
     folder = tmp_path / "hf"
     save_torch(folder, vocabulary, "BertForSequenceClassification")
@@ -324,6 +335,7 @@ def test_poolers_of_old_taggers_are_dropped(vocabulary: list[str], tmp_path: Pat
         ({"architectures": ["BertForPreTraining"]}, r"missing: cls\..*unexpected: classifier\."),
         ({"hidden_size": 24}, r"wrong shape: .*\[103, 48\], expected \[103, 24\]"),
         ({"problem_type": "multi_label_classification"}, r"problem_type=multi_label.*--drop classifier"),
+        ({"is_decoder": True}, r"is_decoder=True.*--drop classifier"),
     ],
 )
 def test_configs_that_do_not_match_the_output(fields: dict, message: str, vocabulary: list[str], tmp_path: Path):

@@ -113,6 +113,8 @@ class NerTask(Task):
             if len(columns) > 1:
                 raise InputError(f"text={' '.join(columns)}: expected 1 column for a tagger, got {len(columns)}")
             rows = TextTask().read(path, bad_rows, labels="ignored", columns=columns)
+            if rows[0].text_b is not None:
+                raise InputError(f"{path}: got two text columns, a tagger reads one; name it with --text")
             return [_split_words(row.text_a, row.id, number) for number, row in enumerate(rows)]
         usual = {usual for names in _FILES.values() for usual in names}
         if labels == "ignored" and name.endswith(".txt") and name not in {*usual, *self.conll_files}:

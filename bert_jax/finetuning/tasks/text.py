@@ -170,7 +170,7 @@ class TextTask(Task):
         """Returns the label of a row: a class, one of `classes` if they are known, or a score. ValueError if bad."""
         value = row.get(self.label)
         value = value.strip() if isinstance(value, str) else value
-        if value is None or value == "":
+        if value is None or value == "" or value != value:  # NaN, which Parquet and Python's JSON have for none
             raise BadLabel(f"missing label in {self.label!r}", MISSING_LABEL)
         if not isinstance(value, str | int | float):
             raise BadLabel(f"label must be a string or a number, got {type(value).__name__}", UNKNOWN_LABEL)

@@ -108,6 +108,7 @@ def test_labels_are_ignored_in_texts_to_predict(tmp_path: Path):
         (".jsonl", '{"text": null, "label": "1"}', "'text'"),
         (".jsonl", '{"text": 5, "label": "1"}', r"'text'.*\bint\b"),
         (".jsonl", '{"text": "a"}', "'label'"),
+        (".jsonl", '{"text": "a", "label": NaN}', "missing.*'label'"),
         (".jsonl", '{"text": "a", "label": ["1"]}', r"label.*\blist\b"),
     ],
 )  # fmt: skip
