@@ -223,6 +223,7 @@ def test_export_and_report(journey: Path, tmp_path: Path, capsys: pytest.Capture
     assert {path.name for path in (tmp_path / "hf").iterdir()} >= {
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
+    assert "from transformers import BertForPreTraining; " in capsys.readouterr().err
     assert cli.main(arguments) == 2
     assert str(tmp_path / "hf") in capsys.readouterr().err
     (tmp_path / "mine").mkdir()
@@ -371,6 +372,7 @@ def test_wrong_flags_exit_with_2(arguments: list[str]):
         (["pretrain", "--worxdir", "x"], ("--worxdir", "--workdir")),
         (["evaluate", "--config.seed=1"], ("--config.seed=1", "evaluate")),
         (["pretrain", "--config=bert_tiny", "--config.seed"], ("--config.seed", "--config.seed=")),
+        (["inspect", "a", "b"], ("unrecognized arguments", "inspect --help")),
     ],
 )
 def test_a_misspelt_option_is_named_with_the_nearest_one(words, expected, capsys: pytest.CaptureFixture):

@@ -151,7 +151,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         else:
             accepted.append(word)
     after = words[end + 1 :] if name == "prepare" else ()
-    options = parser.parse_args(accepted if after else [*accepted, *words[end:]])
+    options, unknown = parser.parse_known_args(accepted if after else [*accepted, *words[end:]])
+    if unknown:
+        sub.error(f"unrecognized arguments: {' '.join(unknown)}")
     return argparse.Namespace(**vars(options), overrides=overrides, beam_options=after)
 
 
