@@ -44,9 +44,9 @@ def plan_run(
     """
     folder = None if workdir is None else workdir_path(workdir)
     if devices is not None and devices < 1:
-        raise InputError(f"--devices={devices}: expected at least 1")
+        raise InputError(f"devices={devices}: expected at least 1")
     if not 0 < mfu <= 1:
-        raise InputError(f"--mfu={mfu}: expected a share above 0 and at most 1, such as 0.4")
+        raise InputError(f"mfu={mfu}: expected a share above 0 and at most 1, such as 0.4")
     if device is None:
         kind, platform = jax.devices()[0].device_kind, jax.devices()[0].platform
         devices = devices or jax.device_count()
@@ -58,7 +58,7 @@ def plan_run(
     mesh = abstract_mesh(config.mesh, devices)
     loaded = open_phases(config, mesh, platform)
     if folder is not None and remote.exists(folder) and not folder.is_dir():
-        raise InputError(f"--workdir={folder}: is a file; expected a folder")
+        raise InputError(f"workdir={folder}: is a file; expected a folder")
     before = None if folder is None else claim_workdir(folder, loaded)
     resumed = before.step if before else None
     model, first = loaded[0].model, loaded[0]

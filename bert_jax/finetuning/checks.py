@@ -48,7 +48,7 @@ def check_config(config: FinetuneConfig) -> None:
             f"early_stopping.min_delta={min_delta}: has no effect without early stopping; set early_stopping.patience=2"
         )
     if not config.init:
-        raise InputError("init is empty; set the checkpoint to start from with --config.init=CHECKPOINT")
+        raise InputError("init=: expected the checkpoint to start from, such as init=runs/base")
 
 
 def check_best(config: FinetuneConfig, splits: Sequence[Split]) -> None:
@@ -117,11 +117,11 @@ def claim(folder: epath.Path, config: FinetuneConfig, dataset_hash: str) -> Chec
     if before is None:
         return None
     if before.task is None:
-        raise InputError(f"--workdir={folder}: holds a pre-training run; choose another folder")
+        raise InputError(f"workdir={folder}: holds a pre-training run; choose another folder")
     check_same_run(folder, before.config, config, sources=("init",))
     if before.dataset_hashes != (dataset_hash,):
         raise InputError(
-            f"--workdir={folder}: its run was trained on other examples than those of data.path={config.data.path}; "
+            f"workdir={folder}: its run was trained on other examples than those of data.path={config.data.path}; "
             "choose another folder"
         )
     return before

@@ -33,7 +33,7 @@ class WorkdirLock:
     """
 
     def __init__(self, folder: epath.Path):
-        self._path, self._file, self._name = folder / LOCK_FILE, -1, f"--workdir={folder}"
+        self._path, self._file, self._name = folder / LOCK_FILE, -1, f"workdir={folder}"
         token = shared_name()
         self._content = f"process {os.getpid()} on {socket.gethostname()}, run {token}"
         if is_first():

@@ -201,7 +201,7 @@ def fill_in_from_checkpoint(config: PretrainConfig, workdir: epath.Path | None =
     before = newest_intact(workdir) if workdir is not None else None
     if before is not None:
         if before.task is not None:
-            raise InputError(f"--workdir={workdir}: holds a fine-tuning run; choose another folder")
+            raise InputError(f"workdir={workdir}: holds a fine-tuning run; choose another folder")
         config = _keep_warmup(config, before)
         if not config.init:
             config = with_values(config, {"init": before.config["init"]})
@@ -217,7 +217,7 @@ def fill_in_from_checkpoint(config: PretrainConfig, workdir: epath.Path | None =
     if not config.init:
         raise InputError(
             f"init is not set, which {', '.join(open_keys[:3])}{' ...' if open_keys[3:] else ''} are taken from; pass "
-            "--config.init=CHECKPOINT, such as the output of `bert-jax import`"
+            "init=CHECKPOINT, such as the output of `bert-jax import`"
         )
     checkpoint = open_checkpoint(config.init)
     given = {key: value for key, value in flatten(config.model) if f"model.{key}" not in open_keys}

@@ -39,7 +39,7 @@ CONFIG_FILE = "config.json"
 def workdir_path(workdir: str) -> epath.Path:
     """Returns the absolute path of a workdir. Raises InputError for an empty one."""
     if not workdir:
-        raise InputError("workdir is empty; expected a folder, such as runs/tiny")
+        raise InputError("workdir=: the path is empty; expected a folder, such as runs/tiny")
     return remote.absolute(workdir)
 
 
@@ -86,7 +86,7 @@ class Run:
         """
         check_place(self.folder)
         if is_first() and remote.exists(self.folder) and not self.folder.is_dir():
-            raise InputError(f"--workdir={self.folder}: is a file; expected a folder")
+            raise InputError(f"workdir={self.folder}: is a file; expected a folder")
         self.lock = self.stack.enter_context(closing(WorkdirLock(self.folder)))
 
     def open(
@@ -201,7 +201,7 @@ def check_same_config(folder: epath.Path, before: Section, now: Section, changea
     changed = {key: f"{key} {kept[key]!r} -> {value!r}" for key, value in sorted(flatten(now)) if value != kept[key]}
     if refused := [key for key in changed if not key.startswith(changeable)]:
         raise InputError(
-            f"--workdir={folder}: holds a run with another config ({'; '.join(changed[key] for key in refused)}); set "
+            f"workdir={folder}: holds a run with another config ({'; '.join(changed[key] for key in refused)}); set "
             f"{', '.join(f'{key}={kept[key]}' for key in refused)} again, or choose another folder"
         )
     return changed
@@ -219,27 +219,25 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> Checkpoint | N
     if before.tokenizer.sha256 != (dataset := phases[0].datasets[0]).tokenizer.sha256:
         raise other_vocabulary_error(before, dataset)
     if step > phases[-1].stop:
-        raise InputError(
-            f"--workdir={folder}: is at step {step}, past total_steps={phases[-1].stop}; raise total_steps"
-        )
+        raise InputError(f"workdir={folder}: is at step {step}, past total_steps={phases[-1].stop}; raise total_steps")
     plans = plan_phases(from_mapping(type(phases[0].config), before.config))
     has, wanted = plans[0].config.optimizer, phases[0].config.optimizer
     if state_structure(has) != state_structure(wanted):
         raise InputError(
-            f"--workdir={folder}: its optimizer's state is that of optimizer.name={has.name}, which "
+            f"workdir={folder}: its optimizer's state is that of optimizer.name={has.name}, which "
             f"optimizer.name={wanted.name} cannot continue; set optimizer.name={has.name}, or choose another folder"
         )
     changed: dict[str, str] = {}
     for old, new, dataset_hash in zip(plans, phases, before.dataset_hashes, strict=False):
         if min(old.stop, step) != min(new.stop, step):
             raise InputError(
-                f"--workdir={folder}: is at step {step} and has a phase of steps {old.start}-{old.stop}, but the "
+                f"workdir={folder}: is at step {step} and has a phase of steps {old.start}-{old.stop}, but the "
                 f"config has {new.start}-{new.stop}; a phase that has started can only be extended"
             )
         changed |= check_same_config(folder, old.config, new.config, CHANGEABLE)
         if dataset_hash != new.dataset_hashes[-1]:
             raise InputError(
-                f"--workdir={folder}: was trained on another dataset than data.path={new.config.data.path} in the "
+                f"workdir={folder}: was trained on another dataset than data.path={new.config.data.path} in the "
                 f"phase of steps {new.start}-{new.stop}; choose another folder"
             )
     changed.pop("phases", None)  # compared one by one

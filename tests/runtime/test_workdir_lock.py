@@ -18,7 +18,7 @@ from bert_jax.runtime.workdir_lock import LOCK_FILE, WorkdirLock
 
 def test_a_workdir_in_use_is_refused_with_host_and_process(tmp_path: Path):
     lock = WorkdirLock(epath.Path(tmp_path))
-    with pytest.raises(InputError, match=rf"--workdir={tmp_path}: .*process {os.getpid()} on {os.uname().nodename}"):
+    with pytest.raises(InputError, match=rf"workdir={tmp_path}: .*process {os.getpid()} on {os.uname().nodename}"):
         WorkdirLock(epath.Path(tmp_path))
     lock.confirm()
     lock.close()
@@ -44,7 +44,7 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path):
 def test_a_deleted_workdir_ends_the_run(tmp_path: Path):
     lock = WorkdirLock(epath.Path(tmp_path))
     (tmp_path / LOCK_FILE).unlink()
-    with pytest.raises(BertJaxError, match=f"--workdir={tmp_path}: "):
+    with pytest.raises(BertJaxError, match=f"workdir={tmp_path}: "):
         lock.confirm()
     assert not list(tmp_path.iterdir())
     lock.close()
@@ -55,7 +55,7 @@ def test_in_a_store_the_run_that_begins_last_owns_the_workdir(store: gcs.Emulato
     first = WorkdirLock(folder)
     first.confirm()
     second = WorkdirLock(folder)
-    with pytest.raises(InputError, match=f"--workdir=gs://bucket/run: .*process {os.getpid()} on"):
+    with pytest.raises(InputError, match=f"workdir=gs://bucket/run: .*process {os.getpid()} on"):
         first.confirm()
     second.confirm()
     second.close()
@@ -68,7 +68,7 @@ def test_two_processes_that_do_not_share_a_workdir_are_refused(monkeypatch: pyte
     monkeypatch.setattr(workdir_lock.multihost_utils, "sync_global_devices", lambda name: None)
     monkeypatch.setattr(workdir_lock, "shared_name", lambda: "name")
     monkeypatch.setattr(workdir_lock, "WAIT_SECONDS", 0.3)
-    with pytest.raises(InputError, match=rf"--workdir={tmp_path}: process 1 .*gs://"):
+    with pytest.raises(InputError, match=rf"workdir={tmp_path}: process 1 .*gs://"):
         WorkdirLock(epath.Path(tmp_path))
     monkeypatch.setattr(workdir_lock, "WAIT_SECONDS", 30.0)
     threading.Timer(0.3, (tmp_path / LOCK_FILE).write_text, ["process 7 on host, run name"]).start()
