@@ -304,6 +304,13 @@ def test_python_has_the_checks_of_the_command_line(tmp_path: Path):
         bert_jax.features("a", "b", "c", pool="max")
     with pytest.raises(InputError, match=r"^output=.*tokenizer: .*\.json"):
         bert_jax.vocab(str(tmp_path / "tokenizer"), input="text.txt")
+    with pytest.raises(InputError, match=r"^input=.*none.txt: "):
+        bert_jax.vocab(tmp_path / "t.json", input=tmp_path / "none.txt")
+    with pytest.raises(InputError, match=r"^workdir: expected at least one"):
+        bert_jax.report([], tmp_path / "a.html")
+    for function in (bert_jax.compile, bert_jax.plan_run, bert_jax.Training):
+        with pytest.raises(InputError, match=r"^config: expected a PretrainConfig, got str"):
+            function("bert_tiny")
     assert "\n" in str(bert_jax.Result({"a": 1, "b": 2}))
 
 

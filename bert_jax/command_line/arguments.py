@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import os
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, get_ar
 from bert_jax import __version__, config_listing
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.option_fields import CheckedOptions
-from bert_jax.sections import Section, flatten
+from bert_jax.sections import Section, check_kind, flatten
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,9 @@ def command(function: Callable[P, T]) -> Callable[P, T]:
     """Makes a public function a command, such as `fill_mask` of "fill-mask".
 
     Each call, from Python or from the command line, is checked here: InputError for a path that is empty or cannot be
-    opened, and for a value that is not among the choices of a `Literal`. A text stands for a sequence of one. Errors
-    name parameters and config keys as Python does; `in_options` gives them the names of the command line.
+    opened, and for a value that is not among the choices of a `Literal`. A text stands for a sequence of one, and a
+    `pathlib.Path` for its text. Errors name parameters and config keys as Python does; `in_options` gives them the
+    names of the command line.
     """
     signature, kinds = inspect.signature(function), get_type_hints(function, include_extras=True)
 
@@ -67,9 +69,16 @@ def command(function: Callable[P, T]) -> Callable[P, T]:
     def checked(*arguments: P.args, **options: P.kwargs) -> T:
         call = signature.bind(*arguments, **options)
         for name, value in call.arguments.items():
-            flags = _flags(kinds[name])
-            if "nargs" in flags and isinstance(value, str):
-                value = call.arguments[name] = (value,)
+            flags, kind = _flags(kinds[name]), _class(kinds[name])
+            if issubclass(kind, Section):
+                check_kind(value, kind)
+            if isinstance(value, os.PathLike):
+                value = os.fspath(value)
+            if "nargs" in flags:
+                value = (value,) if isinstance(value, str) else tuple(map(os.fspath, value))
+                if not value and signature.parameters[name].default is inspect.Parameter.empty:
+                    raise InputError(f"{name}: expected at least one")
+            call.arguments[name] = value
             if flags.get("metavar") in _PATHS and value is not None:
                 for path in value if "nargs" in flags else (value,):
                     _check_path(name, path)
