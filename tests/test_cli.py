@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -333,6 +334,11 @@ def test_closed_streams_and_a_deleted_folder_end_no_run(tmp_path: Path):
     done = subprocess.run(["bash", "-c", f"{command} --output {tmp_path / 't.json'} 2>&- <&- >&-"], check=False)
     assert done.returncode == 0
     assert read_tokenizer(tmp_path / "t.json").vocab_size == 100
+    plain = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        ["bash", "-c", f"{command} --output {tmp_path}/é.json"], env=plain, check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, "/\\xe9.json\n" in done.stdout) == (0, True), done.stderr
     gone = f"mkdir {tmp_path / 'x'} && cd {tmp_path / 'x'} && rmdir {tmp_path / 'x'} && {command} --output t.json"
     done = subprocess.run(["bash", "-c", gone], check=False, capture_output=True, text=True)
     assert done.returncode == 2
