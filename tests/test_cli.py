@@ -299,7 +299,7 @@ def test_empty_paths_are_refused(words: str, capsys: pytest.CaptureFixture):
 
 
 def test_python_has_the_checks_of_the_command_line(tmp_path: Path):
-    with pytest.raises(InputError, match=r"^data=: the path is empty"):
+    with pytest.raises(InputError, match=r"^data: the path is empty"):
         bert_jax.inspect("")
     with pytest.raises(InputError, match=r"^pool=max: expected one of mean, cls"):
         bert_jax.features("a", "b", "c", pool="max")

@@ -109,7 +109,7 @@ def _check_path(name: str, path: str) -> None:
     try:
         remote.parse_path(path)
     except InputError as error:
-        raise InputError(f"{name.strip('_')}={path}: {error}") from error
+        raise InputError(f"{name.strip('_')}: {error}") from error
 
 
 def _flags(kind: Any) -> dict[str, Any]:

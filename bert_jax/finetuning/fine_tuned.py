@@ -133,7 +133,7 @@ def evaluate_finetuned(found: Checkpoint, data: str, *, batch_size: int = 64, ba
         files = {split: path for split, path in task.find(data, {}).items() if split.startswith("dev")}
     if not files:
         usual = [name for split, names in task.usual_files.items() if split.startswith("dev") for name in names]
-        raise InputError(f"--data={data}: expected a labelled file, got a folder without {', '.join(usual) or 'one'}")
+        raise InputError(f"data={data}: expected a labelled file, got a folder without {', '.join(usual) or 'one'}")
     splits = []
     for name, path in files.items():
         examples = task.read(path, bad_rows, split=name if is_folder else "")

@@ -299,10 +299,10 @@ def chosen_steps(workdir: str, steps: str) -> list[int]:
     folder = remote.absolute(workdir)
     words = [word.strip() for word in steps.split(",")]
     if steps != "all" and not all(re.fullmatch("0|[1-9][0-9]*", word) for word in words):
-        raise InputError(f"--steps={steps}: expected all, or step numbers such as 0,1000")
+        raise InputError(f"steps={steps}: expected all, or step numbers such as 0,1000")
     chosen = kept_steps(folder) if steps == "all" else sorted({int(word) for word in words})
     if not chosen or (steps != "all" and not all(find_step(folder, step) for step in chosen)):
-        raise _no_step_error(folder, f"--steps={steps}")
+        raise _no_step_error(folder, f"steps={steps}")
     return chosen
 
 

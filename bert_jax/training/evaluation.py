@@ -226,7 +226,7 @@ def evaluate_steps(
     """
     chosen = chosen_steps(workdir, steps)
     if (newest := open_checkpoint(workdir, chosen[-1])).task is not None:
-        raise InputError(f"--steps={steps}: {newest.path} is fine-tuned; give the --checkpoint of each of its steps")
+        raise InputError(f"steps={steps}: {newest.path} is fine-tuned; give the checkpoint of each of its steps")
     scores = _evaluate((open_checkpoint(workdir, step) for step in chosen), data, batch_size, bars)
     return [{"step": step, **found} for step, found in zip(chosen, scores, strict=True)]
 

@@ -126,7 +126,7 @@ def test_wrong_steps_exit_with_2(
 def test_steps_need_a_workdir(vocabulary: list[str], workdir: Path, tmp_path: Path):
     sources.write_checkpoint(tmp_path / "imported", vocabulary)
     for place in (tmp_path / "imported", workdir / "checkpoints" / "1"):
-        with pytest.raises(InputError, match=r"--steps=all: .*workdir"):
+        with pytest.raises(InputError, match=r"steps=all: .*workdir"):
             huggingface.export_steps(str(place), str(tmp_path / "out"), "all")
 
 

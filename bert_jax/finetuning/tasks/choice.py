@@ -88,7 +88,7 @@ class ChoiceTask(Task):
         columns: Sequence[str] = (),
     ) -> list[ChoiceExample]:  # fmt: skip
         if columns:
-            raise InputError(f"--text {' '.join(columns)}: a choice has fixed columns; omit it")
+            raise InputError(f"text={' '.join(columns)}: a choice has fixed columns; omit it")
         examples: list[ChoiceExample] = []
         for number, place, row in _rows(path, bad_rows, labels):
             try:

@@ -111,7 +111,7 @@ class NerTask(Task):
         name = _stem(path)
         if labels == "ignored" and (columns or named_format(path) in ("csv", "json", "parquet", "arrow")):
             if len(columns) > 1:
-                raise InputError(f"--text {' '.join(columns)}: expected 1 column for a tagger, got {len(columns)}")
+                raise InputError(f"text={' '.join(columns)}: expected 1 column for a tagger, got {len(columns)}")
             rows = TextTask().read(path, bad_rows, labels="ignored", columns=columns)
             return [_split_words(row.text_a, row.id, number) for number, row in enumerate(rows)]
         usual = {usual for names in _FILES.values() for usual in names}

@@ -78,7 +78,7 @@ class SquadTask(Task):
     ) -> list[Question]:  # fmt: skip
         """Reads questions; a score is of all of a file, and so refuses a file with one that has no known answer."""
         if columns:
-            raise InputError(f"--text {' '.join(columns)}: SQuAD has fixed keys; omit it")
+            raise InputError(f"text={' '.join(columns)}: SQuAD has fixed keys; omit it")
         questions = read_questions(path, bad_rows, training=split == "train")
         if split == "train":
             return [question for question in questions if self.is_labelled(question)]
