@@ -8,6 +8,7 @@
 
 import argparse
 import errno
+import io
 import logging
 import os
 import re
@@ -42,6 +43,8 @@ _JOINED = {"check", "pretrain", "evaluate", "finetune", "study"}
 def entry_point() -> int:
     """Runs `main` as the program and returns its exit status."""
     _open_closed_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # the locale's encoding may lack letters of a text
     show_background_errors()
     if sys.argv[1:2] and sys.argv[1] in {*_JOINED, "predict"}:
         tune_malloc()

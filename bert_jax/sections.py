@@ -136,6 +136,15 @@ def _expected(kind: Any, example: str) -> str:
     return f"a value of type {kind.__name__ if isinstance(kind, type) and not get_args(kind) else kind}{example}"
 
 
+def check_kind(config: object, kind: type[Section]) -> None:
+    """Raises InputError for a config that is not of the class `kind`, such as the name of one."""
+    if not isinstance(config, kind):
+        raise InputError(
+            f"config: expected a {kind.__name__}, got {type(config).__name__}; use "
+            f"load_config(NAME, kind=bert_jax.{kind.__name__})"
+        )
+
+
 def flatten(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields (dotted key, value) of every key."""
     for name in kinds(type(section)):

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -223,6 +224,7 @@ def test_export_and_report(journey: Path, tmp_path: Path, capsys: pytest.Capture
     assert {path.name for path in (tmp_path / "hf").iterdir()} >= {
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
+    assert "from transformers import BertForPreTraining; " in capsys.readouterr().err
     assert cli.main(arguments) == 2
     assert str(tmp_path / "hf") in capsys.readouterr().err
     (tmp_path / "mine").mkdir()
@@ -303,6 +305,13 @@ def test_python_has_the_checks_of_the_command_line(tmp_path: Path):
         bert_jax.features("a", "b", "c", pool="max")
     with pytest.raises(InputError, match=r"^output=.*tokenizer: .*\.json"):
         bert_jax.vocab(str(tmp_path / "tokenizer"), input="text.txt")
+    with pytest.raises(InputError, match=r"^input=.*none.txt: "):
+        bert_jax.vocab(tmp_path / "t.json", input=tmp_path / "none.txt")
+    with pytest.raises(InputError, match=r"^workdir: expected at least one"):
+        bert_jax.report([], tmp_path / "a.html")
+    for function in (bert_jax.compile, bert_jax.plan_run, bert_jax.Training):
+        with pytest.raises(InputError, match=r"^config: expected a PretrainConfig, got str"):
+            function("bert_tiny")
     assert "\n" in str(bert_jax.Result({"a": 1, "b": 2}))
 
 
@@ -325,6 +334,11 @@ def test_closed_streams_and_a_deleted_folder_end_no_run(tmp_path: Path):
     done = subprocess.run(["bash", "-c", f"{command} --output {tmp_path / 't.json'} 2>&- <&- >&-"], check=False)
     assert done.returncode == 0
     assert read_tokenizer(tmp_path / "t.json").vocab_size == 100
+    plain = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        ["bash", "-c", f"{command} --output {tmp_path}/é.json"], env=plain, check=False, capture_output=True, text=True
+    )
+    assert (done.returncode, "/\\xe9.json\n" in done.stdout) == (0, True), done.stderr
     gone = f"mkdir {tmp_path / 'x'} && cd {tmp_path / 'x'} && rmdir {tmp_path / 'x'} && {command} --output t.json"
     done = subprocess.run(["bash", "-c", gone], check=False, capture_output=True, text=True)
     assert done.returncode == 2
@@ -371,6 +385,7 @@ def test_wrong_flags_exit_with_2(arguments: list[str]):
         (["pretrain", "--worxdir", "x"], ("--worxdir", "--workdir")),
         (["evaluate", "--config.seed=1"], ("--config.seed=1", "evaluate")),
         (["pretrain", "--config=bert_tiny", "--config.seed"], ("--config.seed", "--config.seed=")),
+        (["inspect", "a", "b"], ("unrecognized arguments", "inspect --help")),
     ],
 )
 def test_a_misspelt_option_is_named_with_the_nearest_one(words, expected, capsys: pytest.CaptureFixture):

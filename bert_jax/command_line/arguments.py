@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, get_ar
 from bert_jax import __version__, config_listing
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.option_fields import CheckedOptions
-from bert_jax.sections import Section, flatten
+from bert_jax.sections import Section, check_kind, flatten
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,14 @@ def command(function: Callable[P, T]) -> Callable[P, T]:
     def checked(*arguments: P.args, **options: P.kwargs) -> T:
         call = signature.bind(*arguments, **options)
         for name, value in call.arguments.items():
-            flags = _flags(kinds[name])
-            if "nargs" in flags:
+            flags, kind = _flags(kinds[name]), _class(kinds[name])
+            if issubclass(kind, Section):
+                check_kind(value, kind)
+            elif "nargs" in flags:
                 values = (value,) if isinstance(value, (str, os.PathLike)) else value
                 call.arguments[name] = tuple(_checked(name, one, flags) for one in values)
+                if not values and signature.parameters[name].default is inspect.Parameter.empty:
+                    raise InputError(f"{name}: expected at least one")
             elif value is not None:
                 call.arguments[name] = _checked(name, value, flags)
         try:
@@ -166,7 +170,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         else:
             accepted.append(word)
     after = words[end + 1 :] if name == "prepare" else ()
-    options = parser.parse_args(accepted if after else [*accepted, *words[end:]])
+    options, unknown = parser.parse_known_args(accepted if after else [*accepted, *words[end:]])
+    if unknown:
+        sub.error(f"unrecognized arguments: {' '.join(unknown)}")
     return argparse.Namespace(**vars(options), overrides=overrides, beam_options=after)
 
 

@@ -193,7 +193,7 @@ def export(
     opened = open_model_of(checkpoint)
     architecture = huggingface.export(opened, output, publication)
     values = {"output": output, "checkpoint": str(opened.path), "architecture": architecture}
-    program = f"from transformers import AutoModel; print(AutoModel.from_pretrained({output!r}))"
+    program = f"from transformers import {architecture}; print({architecture}.from_pretrained({output!r}))"
     return Result(values, described(values), [f"python -c {quoted(program)}"])
 
 

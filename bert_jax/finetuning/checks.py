@@ -48,7 +48,7 @@ def check_config(config: FinetuneConfig) -> None:
             f"early_stopping.min_delta={min_delta}: has no effect without early stopping; set early_stopping.patience=2"
         )
     if not config.init:
-        raise InputError("init is empty; set the checkpoint to start from with --config.init=CHECKPOINT")
+        raise InputError("init=: expected the checkpoint to start from, such as init=runs/base")
 
 
 def check_best(config: FinetuneConfig, splits: Sequence[Split]) -> None:

@@ -94,10 +94,12 @@ def predict(
         (one or two texts per row, the number of endings).
     """
     check_batch_size(batch_size)
+    if remote.absolute(source) == remote.absolute(output):
+        raise InputError(f"output={output}: is the input; choose another file")
     task, bad_rows = task_of(found), BadRows(strict=strict)
     examples = task.read(source, bad_rows, labels="ignored", columns=texts)
     bad_rows.report()
-    atomic.make_folder(epath.Path(output).parent)
+    atomic.check_file_output(output)
     model = open_model(found, batch_size=batch_size, dtype=found.config.get("dtype", "auto"))
     split = make_split(task, "input", examples, found.tokenizer, last_position=found.bert_config.is_decoder)
     predictions = task.predictions(split, _outputs(model, split, bars, "predict"))

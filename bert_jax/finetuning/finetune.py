@@ -30,7 +30,7 @@ from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.preemption import StopSignal
 from bert_jax.runtime.processes import is_first
-from bert_jax.sections import flatten, with_values
+from bert_jax.sections import check_kind, flatten, with_values
 from bert_jax.tracking.trackers import Tracker
 from bert_jax.training.run import CONFIG_FILE, workdir_path
 
@@ -100,11 +100,7 @@ def finetune(
       Interrupted: SIGTERM or SIGINT was received; the state is saved.
       BertJaxError: too many consecutive steps were not finite; the state is saved.
     """
-    if not isinstance(config, FinetuneConfig):
-        raise InputError(
-            f"config: expected a FinetuneConfig, got {type(config).__name__}; use "
-            'load_config("finetune/text", ..., kind=FinetuneConfig)'
-        )
+    check_kind(config, FinetuneConfig)
     if not is_search(config):
         return finetune_once(config, workdir, stop=stop, bars=bars, trackers=trackers)
     if trackers:

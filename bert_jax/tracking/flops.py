@@ -69,7 +69,7 @@ def device_kind(name: str) -> str:
     """
     names = {_short_name(kind): kind for kind in PEAK_FLOPS}
     if _short_name(name) not in names:
-        raise InputError(f"--device={name}: unknown device; expected one of {', '.join(names)}")
+        raise InputError(f"device={name}: unknown device; expected one of {', '.join(names)}")
     return names[_short_name(name)]
 
 

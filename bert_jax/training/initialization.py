@@ -217,7 +217,7 @@ def fill_in_from_checkpoint(config: PretrainConfig, workdir: epath.Path | None =
     if not config.init:
         raise InputError(
             f"init is not set, which {', '.join(open_keys[:3])}{' ...' if open_keys[3:] else ''} are taken from; pass "
-            "--config.init=CHECKPOINT, such as the output of `bert-jax import`"
+            "init=CHECKPOINT, such as the output of `bert-jax import`"
         )
     checkpoint = open_checkpoint(config.init)
     given = {key: value for key, value in flatten(config.model) if f"model.{key}" not in open_keys}

@@ -369,7 +369,7 @@ def data_paths(config: PretrainConfig) -> list[str]:
     """Returns the folders in `data.path`. Raises InputError for none, and for an empty one between commas."""
     paths = [path.strip() for path in config.data.path.split(",")]
     if not config.data.path:
-        raise InputError("data.path is not set; pass --config.data.path=DIR, the output of `bert-jax prepare`")
+        raise InputError("data.path=: expected the output of `bert-jax prepare`, such as data.path=data")
     if "" in paths:
         raise InputError(f"data.path={config.data.path}: expected folders separated by commas, without empty ones")
     return paths

@@ -39,7 +39,7 @@ CONFIG_FILE = "config.json"
 def workdir_path(workdir: str) -> epath.Path:
     """Returns the absolute path of a workdir. Raises InputError for an empty one."""
     if not workdir:
-        raise InputError("workdir is empty; expected a folder, such as runs/tiny")
+        raise InputError("workdir=: the path is empty; expected a folder, such as runs/tiny")
     return remote.absolute(workdir)
 
 

@@ -348,9 +348,9 @@ def test_bad_rows_are_named_or_refused(checkpoint: Path, task: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"init": ""}, r"--config\.init"),
+        ({"init": ""}, r"^init=:"),
         ({"task__text": "", "task__text_pair": "sentence"}, r"task\.text_pair=sentence.*task\.text\b"),
-        ({"task__train": ""}, r"--config\.task\.train"),
+        ({"task__train": ""}, r"^data\.path=.*task\.train=FILE"),
         ({"task__kind": "poem"}, r"task\.kind.*glue, text"),
         ({"task__max_seq_len": 65}, r"task\.max_seq_len=65.*\b64\b"),
         ({"data__sort_window": 0}, r"data\.sort_window"),
@@ -374,6 +374,16 @@ def test_pairs_need_a_second_segment(vocabulary: list[str], tmp_path: Path):
     )  # fmt: skip
     with pytest.raises(InputError, match=r"task\.train: has pairs of texts, .*type_vocab_size=1"):
         finetune(config, str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("output", ["test.csv", "folder"])
+def test_predict_checks_the_place_of_its_output_first(output: str, run: Path, task: Path, tmp_path: Path, capsys):
+    (tmp_path / "folder").mkdir()
+    source = shutil.copy(task / "test.csv", tmp_path)
+    assert main(["predict", "--checkpoint", str(run), "--input", source, "--output", str(tmp_path / output)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"--output={tmp_path / output}: " in line
+    assert Path(source).read_bytes() == (task / "test.csv").read_bytes()
 
 
 def test_predict_wants_a_classifier(checkpoint: Path, task: Path, tmp_path: Path, capsys):

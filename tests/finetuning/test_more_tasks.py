@@ -160,7 +160,7 @@ def test_questions_to_score_need_an_answer_and_none_are_predicted_alone(version:
 
 @pytest.mark.parametrize("name", ["swag", "ner", "squad"])
 def test_files_that_are_not_there_are_named(name, checkpoint: Path, tmp_path: Path):
-    with pytest.raises(InputError, match=r"train[\w.-]*\.(csv|conll|json).*--config\.task\.train"):
+    with pytest.raises(InputError, match=r"train[\w.-]*\.(csv|conll|json).* task\.train=FILE"):
         finetune(config_of(name, checkpoint, tmp_path, task__max_seq_len=64), str(tmp_path / "run"))
 
 

@@ -257,7 +257,7 @@ def test_too_many_nonfinite_steps_end_the_run_with_a_checkpoint(dataset_dir: Pat
 
 
 def test_empty_workdir_and_another_config_are_refused(dataset_dir: Path):
-    with pytest.raises(InputError, match="workdir is empty"):
+    with pytest.raises(InputError, match=r"^workdir="):
         pretrain(helpers.small_config(dataset_dir), "")
     with pytest.raises(InputError, match=r"config: expected a PretrainConfig, got FinetuneConfig"):
         pretrain(load_config("finetune/text", kind=FinetuneConfig), "run")
@@ -298,7 +298,7 @@ def test_another_dataset_or_vocabulary_is_refused(
     ("overrides", "message"),
     [
         ({"data__path": "/nowhere"}, "/nowhere"),
-        ({"data__path": ""}, r"--config\.data\.path="),
+        ({"data__path": ""}, r"^data\.path=:"),
         ({"model__max_position_embeddings": 32}, r"\b64\b.*model\.max_position_embeddings=32"),
         ({"model__vocab_size": 30522}, r"model\.vocab_size=30522\b.*-1"),
         ({"model__num_attention_heads": 5}, r"model\.hidden_size=32\b.*num_attention_heads=5"),

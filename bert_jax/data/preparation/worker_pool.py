@@ -41,7 +41,8 @@ def map_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers
             yield futures.pop(future), result
     except BrokenProcessPool as error:
         raise BertJaxError(
-            f"workers={workers}: a worker died, probably out of memory; use fewer or a smaller --bucket_tokens"
+            f"workers={workers}: a worker died, probably out of memory; use fewer or a smaller --bucket_tokens. A "
+            'Python script has to call prepare below `if __name__ == "__main__":`, since each worker imports it'
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -51,7 +51,7 @@ def read_task(
         raise InputError(
             f"data.path={config.data.path}: "
             + (f"found none of {usual}; set" if usual else "task.train is empty; set")
-            + " the training file with --config.task.train=FILE"
+            + " the training file with task.train=FILE"
         )
     bad_rows = BadRows(strict=config.data.strict)
     read: dict[str, tuple[list[Any], Labels, Mapping[str, int]]] = {}

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -111,6 +112,13 @@ def test_workers_log_as_the_command_does(level, logged, caplog, capfd):
         ]
     assert sorted(caplog.messages) == logged
     assert not capfd.readouterr().err.startswith(("a", "b"))  # written by a worker itself
+
+
+def test_a_script_that_workers_cannot_import_is_told_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("from bert_jax.data.preparation.worker_pool import map_tasks\nlist(map_tasks(len, 'ab', 2))\n")
+    done = subprocess.run([sys.executable, script], stderr=subprocess.PIPE, text=True, check=False)
+    assert 'if __name__ == "__main__":' in done.stderr.splitlines()[-1]
 
 
 # --- A killed process -------------------------------------------------------------------------------------------

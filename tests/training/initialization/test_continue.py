@@ -68,7 +68,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_anew(init: Checkpoint, 
         ({"model__num_hidden_layers": 3}, ["num_hidden_layers=2", "model.num_hidden_layers=3"]),
         ({"model__max_position_embeddings": 32}, ["max_position_embeddings=64", "model.max_position_embeddings=32"]),
         ({"objective__lm": "ltr", "objective__nsp": False}, ["objective.lm=mlm", "objective.lm=ltr"]),
-        ({"init": ""}, ["init", "--config.init=CHECKPOINT"]),
+        ({"init": ""}, ["init=CHECKPOINT"]),
     ],
 )
 def test_a_contradiction_to_the_checkpoint_is_refused(
