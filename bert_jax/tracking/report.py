@@ -221,6 +221,7 @@ def make_figure(runs: Sequence[ReportedRun]) -> Any:
             opacity=0.5 if label == "training" else 1.0, showlegend=name not in named,
             mode="lines" if label in ("training", "unigram baseline") and len(points) > 1 else "lines+markers",
             line={"color": colors[run.name], "dash": _DASHES.get(label, "dot")},
+            marker_symbol="line-ew-open" if label == "unigram baseline" else "circle",
             hovertemplate=f"{name}, {escape(label)}: %{{y:.5g}} at %{{x:,}}<extra></extra>",
             row=place[0] + 1, col=place[1] + 1,
         )  # fmt: skip

@@ -123,6 +123,8 @@ def test_page_has_a_figure_for_each_kind_of_run(tmp_path: Path):
     ]
     traces, layout = figures_of(page)[0]
     [number] = [number for number, trace in enumerate(traces) if "unigram baseline" in trace["hovertemplate"]]
+    assert {trace["marker"]["symbol"] for trace in traces if trace is not traces[number]} == {"circle"}
+    assert traces[number]["marker"]["symbol"] == "line-ew-open"  # what is drawn of a single evaluation
     buttons = {button["label"]: button["args"][0]["x"][number] for button in layout["updatemenus"][0]["buttons"][:3]}
     hours = pytest.approx([2160 / 3600, 2170 / 3600])
     assert buttons == {"by step": [2, 3], "by tokens_seen": [128, 192], "by hours": hours}
