@@ -71,7 +71,7 @@ def plans(config: PretrainConfig, phase: int | None = None) -> list[Plan]:
     check_config(config, config.total_steps)
     phases = plan_phases(config)
     if phase is not None and not 0 <= phase < len(phases):
-        raise InputError(f"--phase={phase}: expected 0 to {len(phases) - 1}")
+        raise InputError(f"phase={phase}: expected 0 to {len(phases) - 1}")
     return phases if phase is None else [phases[phase]]
 
 

@@ -44,9 +44,9 @@ def plan_run(
     """
     folder = None if workdir is None else workdir_path(workdir)
     if devices is not None and devices < 1:
-        raise InputError(f"--devices={devices}: expected at least 1")
+        raise InputError(f"devices={devices}: expected at least 1")
     if not 0 < mfu <= 1:
-        raise InputError(f"--mfu={mfu}: expected a share above 0 and at most 1, such as 0.4")
+        raise InputError(f"mfu={mfu}: expected a share above 0 and at most 1, such as 0.4")
     if device is None:
         kind, platform = jax.devices()[0].device_kind, jax.devices()[0].platform
         devices = devices or jax.device_count()

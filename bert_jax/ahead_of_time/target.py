@@ -49,7 +49,7 @@ def open_target(topology: str | None, slices: int = 1) -> Target:
     InputError if no such slice exists, or libtpu is missing.
     """
     if slices < 1 or (slices > 1 and topology is None):
-        raise InputError(f"--num_slices={slices}: expected at least 1, or several of a --topology such as v5e:4x4")
+        raise InputError(f"num_slices={slices}: expected at least 1, or several of a --topology such as v5e:4x4")
     if topology is None:
         devices: tuple[Any, ...] = tuple(jax.devices())
         name = f"{devices[0].platform}:{len(devices)}"
@@ -59,7 +59,7 @@ def open_target(topology: str | None, slices: int = 1) -> Target:
     largest = LARGEST.get(name, ())
     if not sizes or len(sizes) != len(largest) or any(map(int.__gt__, sorted(sizes), sorted(largest))):
         slices_of_chips = ", ".join(f"{chip}:{'x'.join(map(str, most))}" for chip, most in LARGEST.items())
-        raise InputError(f"--topology={topology}: expected a slice such as v5e:4x4, of at most {slices_of_chips}")
+        raise InputError(f"topology={topology}: expected a slice such as v5e:4x4, of at most {slices_of_chips}")
     if not importlib.util.find_spec("libtpu"):
         raise InputError(f"compile requires libtpu; run: {install_hint('tpu-aot')}")
     for variable, value in _ENVIRONMENT.items():
@@ -74,7 +74,7 @@ def open_target(topology: str | None, slices: int = 1) -> Target:
         devices = tuple(topologies.get_topology_desc(topology, "tpu", **options).devices)
     except Exception as error:
         reason = str(error).split("\n")[0]
-        raise InputError(f"--topology={topology}: libtpu does not support it ({reason}); try v5e:4x4") from error
+        raise InputError(f"topology={topology}: libtpu does not support it ({reason}); try v5e:4x4") from error
     return Target(topology, slices, devices, _usable_memory(devices[0]))
 
 

@@ -33,7 +33,7 @@ def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, 
       InputError: the dataset was not found or is damaged.
     """
     if samples < 0:
-        raise InputError(f"--samples={samples}: must be at least 0")
+        raise InputError(f"samples={samples}: must be at least 0")
     dataset = PreparedDataset(path)
     info, counts = dataset.info, dataset.token_counts()
     special = [dataset.tokenizer.token_to_id(token) for token in dataset.tokenizer.special_tokens]

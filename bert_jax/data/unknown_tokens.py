@@ -21,7 +21,7 @@ def unknown_share(token_counts: np.ndarray, unk_id: int) -> float:
 def check_limit(limit: float) -> None:
     """Raises InputError for an invalid `--allow_unk`."""
     if not 0 <= limit <= 1:
-        raise InputError(f"--allow_unk={limit}: must be a share from 0 to 1; the default is {MAX_SHARE}")
+        raise InputError(f"allow_unk={limit}: must be a share from 0 to 1; the default is {MAX_SHARE}")
 
 
 def check_share(share: float, limit: float, tokenizer: Tokenizer) -> None:
@@ -32,9 +32,9 @@ def check_share(share: float, limit: float, tokenizer: Tokenizer) -> None:
     """
     if share > limit:
         raise InputError(
-            f"--allow_unk={limit:g}: {share:.1%} of the tokens are [UNK], so that the vocabulary "
+            f"allow_unk={limit:g}: {share:.1%} of the tokens are [UNK], so that the vocabulary "
             f"({_case(tokenizer)}) does not match the text; pass a --vocab trained on such text, with --cased if it is "
-            f"cased, or --allow_unk={min(1.0, int(share * 20 + 1) / 20):g}"
+            f"cased, or allow_unk={min(1.0, int(share * 20 + 1) / 20):g}"
         )
 
 

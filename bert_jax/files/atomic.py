@@ -47,7 +47,7 @@ def check_file_output(output: str) -> None:
     """Creates the folder of an output file and checks that it is writable. Raises InputError or OSError if not."""
     path = parse_path(output)
     if not path.name or output.endswith("/") or path.is_dir():
-        raise InputError(f"--output={output}: got a folder, expected a file; give it a name")
+        raise InputError(f"output={output}: got a folder, expected a file; give it a name")
     if not output.startswith("/dev/"):
         if not is_remote(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,9 +164,9 @@ def new_folder(output: str) -> epath.Path:
     """
     folder = parse_path(output)
     if output and not is_remote(folder) and folder.exists() and os.path.samefile(folder, os.curdir):
-        raise InputError(f"--output={output}: the working folder cannot be replaced; expected another, such as data")
+        raise InputError(f"output={output}: the working folder cannot be replaced; expected another, such as data")
     if not output or is_taken(folder):
-        raise InputError(f"--output={output!r}: already exists and is not empty; expected a new or empty folder")
+        raise InputError(f"output={output!r}: already exists and is not empty; expected a new or empty folder")
     return folder
 
 
@@ -192,7 +192,7 @@ def whole_folder(folder: epath.Path, last: str, scratch: str | None = None) -> I
         return
     final = Path(os.path.realpath(folder))  # a symbolic link is kept
     if final.is_mount():
-        raise InputError(f"--output={folder}: a mount point cannot be replaced; expected a folder in it: {folder}/NAME")
+        raise InputError(f"output={folder}: a mount point cannot be replaced; expected a folder in it: {folder}/NAME")
     for parent in (Path(folder).parent, final.parent):  # with a/b/../c, also a/b
         parent.mkdir(parents=True, exist_ok=True)
     token = os.urandom(4).hex()
@@ -216,7 +216,7 @@ def whole_folder(folder: epath.Path, last: str, scratch: str | None = None) -> I
         except OSError as error:
             if not is_taken(folder):
                 raise
-            raise InputError(f"--output={folder}: another process wrote it meanwhile; choose another folder") from error
+            raise InputError(f"output={folder}: another process wrote it meanwhile; choose another folder") from error
     finally:
         os.close(descriptor)
         shutil.rmtree(partial, ignore_errors=True)

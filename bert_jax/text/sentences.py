@@ -47,7 +47,7 @@ def check_language(code: str) -> None:
     """Raises InputError for what is no language code, such as a name of a language."""
     if not _CODE.fullmatch(code):
         raise InputError(
-            f"--language={code!r}: expected an ISO 639-1 code in lower case, such as de; those with sentence rules of "
+            f"language={code!r}: expected an ISO 639-1 code in lower case, such as de; those with sentence rules of "
             f"their own are {', '.join(sorted(OWN_RULES))}"
         )
 

@@ -41,9 +41,7 @@ def train_unigram(
                 sample.add(part)
     lines = sample.lines()
     if not lines:
-        raise InputError(
-            "--input: the corpus has no words to train a vocabulary on; check that its files are not empty"
-        )
+        raise InputError("input: the corpus has no words to train a vocabulary on; check that its files are not empty")
     if sample.is_partial:
         log.info(
             "Training on a sample of %.1f%% of the text: %s of %s bytes",
@@ -78,7 +76,7 @@ def _train(lines: Iterable[str], size: int, character_coverage: float) -> bytes:
         if not needed:
             raise
         raise InputError(
-            f"--size={size}: too small for the characters of this text; expected at least {needed[1]}, or a smaller "
+            f"size={size}: too small for the characters of this text; expected at least {needed[1]}, or a smaller "
             f"--character_coverage than {character_coverage}"
         ) from error
     return file.getvalue()

@@ -107,7 +107,7 @@ def propose_words(counts: Mapping[str, int], tokenizer: Tokenizer, *, number: in
     }
     if not saved:
         raise InputError(
-            f"--min_count={min_count}: none of the {len(counts):,} distinct words of --input occurs so often and is "
+            f"min_count={min_count}: none of the {len(counts):,} distinct words of --input occurs so often and is "
             "split by the vocabulary; lower --min_count, or give more text"
         )
     if len(saved) < number:

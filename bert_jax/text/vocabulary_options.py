@@ -68,17 +68,13 @@ class VocabularyOptions(TextOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.kind != "unigram" and self.sample_bytes:
-            raise InputError(
-                f"--sample_bytes={self.sample_bytes}: --kind={self.kind} counts the words of the whole text"
-            )
+            raise InputError(f"sample_bytes={self.sample_bytes}: kind={self.kind} counts the words of the whole text")
         if self.kind != "wordpiece" and self.pretokenized:
-            raise InputError(f"--pretokenized: pieces of --kind={self.kind} never cross a space; remove --pretokenized")
+            raise InputError(f"pretokenized: pieces of kind={self.kind} never cross a space; remove --pretokenized")
         if self.kind == "unigram" and self.coverage < _LOWEST_COVERAGE:
-            raise InputError(
-                f"--character_coverage={self.coverage}: --kind=unigram expects at least {_LOWEST_COVERAGE}"
-            )
+            raise InputError(f"character_coverage={self.coverage}: --kind=unigram expects at least {_LOWEST_COVERAGE}")
         if self.kind == "byte_bpe" and self.character_coverage:
-            raise InputError("--character_coverage: --kind=byte_bpe covers every character; remove it")
+            raise InputError("character_coverage: --kind=byte_bpe covers every character; remove it")
 
     @property
     def coverage(self) -> float:
@@ -116,14 +112,12 @@ def check_vocab_options(
 ) -> None:
     """Raises InputError for options of `vocab` that have no effect together, or for a missing one."""
     if source and extend:
-        raise InputError(f"--from={source}: converts a vocabulary as it is; remove --extend, and extend the result")
+        raise InputError(f"from={source}: converts a vocabulary as it is; remove --extend, and extend the result")
     if bool(inputs) == bool(source):
-        raise InputError(
-            f"--from={source}: has no effect with --input" if source else "expected --input, or --from FILE"
-        )
+        raise InputError(f"from={source}: has no effect with --input" if source else "expected --input, or --from FILE")
     if not extend:
         extension.check_unused((), "without --extend; add --extend FILE, or remove it")
     if extend:
-        training.check_unused((), f"with --extend={extend}, whose rules are kept; remove it")
+        training.check_unused((), f"with extend={extend}, whose rules are kept; remove it")
     elif source:
-        training.check_unused(TextOptions.__dataclass_fields__, f"with --from={source}; remove it")
+        training.check_unused(TextOptions.__dataclass_fields__, f"with from={source}; remove it")

@@ -123,9 +123,7 @@ def _train(words: Mapping[str, int], fast: tokenizers.Tokenizer, options: Vocabu
     if options.kind == "wordpiece":
         words = _drop_long_words(words)
     elif not any(word.strip(_WHITE_SPACE) for word in words):
-        raise InputError(
-            "--input: the corpus has no words to train a vocabulary on; check that its files are not empty"
-        )
+        raise InputError("input: the corpus has no words to train a vocabulary on; check that its files are not empty")
     if options.kind == "byte_bpe":
         alphabet = {*pre_tokenizers.ByteLevel.alphabet()}
     else:
@@ -136,7 +134,7 @@ def _train(words: Mapping[str, int], fast: tokenizers.Tokenizer, options: Vocabu
     needed = len(SPECIAL_TOKENS) + len(alphabet) + len(continuations)
     if options.size < needed:
         raise InputError(
-            f"--size={options.size}: too small for this text; expected at least {needed} ({len(SPECIAL_TOKENS)} "
+            f"size={options.size}: too small for this text; expected at least {needed} ({len(SPECIAL_TOKENS)} "
             f"special tokens, {len(alphabet)} characters and {len(continuations)} continuations)"
         )
     if options.kind == "wordpiece":
@@ -205,7 +203,7 @@ def _drop_long_words(words: Mapping[str, int]) -> dict[str, int]:
     if not kept:
         found = f"only words of more than {MAX_WORD_CHARACTERS} characters, which are [UNK]" if words else "no words"
         fix = "pass --kind unigram for text without spaces" if words else "check that its files are not empty"
-        raise InputError(f"--input: the corpus has {found}; {fix}")
+        raise InputError(f"input: the corpus has {found}; {fix}")
     if long > _LONG_SHARE * characters:
         log.warning(
             "%.0f%% of the text is in words of more than %d characters: it seems to be written without spaces, and "

@@ -210,9 +210,7 @@ def newest_intact(workdir: epath.Path) -> Checkpoint | None:
         except DamagedError as error:
             log.warning("%s", error)
     if newest := newest_step(workdir):
-        raise InputError(
-            f"workdir={workdir}: {newest} and the steps before it are damaged; delete them to start anew"
-        )
+        raise InputError(f"workdir={workdir}: {newest} and the steps before it are damaged; delete them to start anew")
     return None
 
 

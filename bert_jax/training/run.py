@@ -219,9 +219,7 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> Checkpoint | N
     if before.tokenizer.sha256 != (dataset := phases[0].datasets[0]).tokenizer.sha256:
         raise other_vocabulary_error(before, dataset)
     if step > phases[-1].stop:
-        raise InputError(
-            f"workdir={folder}: is at step {step}, past total_steps={phases[-1].stop}; raise total_steps"
-        )
+        raise InputError(f"workdir={folder}: is at step {step}, past total_steps={phases[-1].stop}; raise total_steps")
     plans = plan_phases(from_mapping(type(phases[0].config), before.config))
     has, wanted = plans[0].config.optimizer, phases[0].config.optimizer
     if state_structure(has) != state_structure(wanted):

@@ -152,17 +152,17 @@ def test_what_the_compiler_says_of_too_little_memory(text, expected):
 @pytest.mark.parametrize(
     ("topology", "slices", "message"),
     [
-        ("v5e:4x4x4", 1, "--topology=v5e:4x4x4.*v5e:16x16"),
-        ("v5e:16x32", 1, "--topology=v5e:16x32.*v5e:16x16"),
-        ("v6e:16x32", 1, "--topology=v6e:16x32.*v6e:16x16"),
-        ("v5p:32x4x4", 1, "--topology=v5p:32x4x4.*v5p:16x20x28"),
-        ("v4:2x2", 1, "--topology=v4:2x2"),
-        ("v5e", 1, "--topology=v5e.*v5e:4x4"),
-        ("v5e:4x", 1, "--topology=v5e:4x.*v5e:4x4"),
-        ("v5e:0x4", 1, "--topology=v5e:0x4.*v5e:4x4"),
-        ("h100:8", 1, "--topology=h100:8.*v5e:4x4"),
-        ("v5e:4x4", 0, r"--num_slices=0.*\b1\b"),
-        (None, 2, r"--num_slices=2.*--topology"),
+        ("v5e:4x4x4", 1, "topology=v5e:4x4x4.*v5e:16x16"),
+        ("v5e:16x32", 1, "topology=v5e:16x32.*v5e:16x16"),
+        ("v6e:16x32", 1, "topology=v6e:16x32.*v6e:16x16"),
+        ("v5p:32x4x4", 1, "topology=v5p:32x4x4.*v5p:16x20x28"),
+        ("v4:2x2", 1, "topology=v4:2x2"),
+        ("v5e", 1, "topology=v5e.*v5e:4x4"),
+        ("v5e:4x", 1, "topology=v5e:4x.*v5e:4x4"),
+        ("v5e:0x4", 1, "topology=v5e:0x4.*v5e:4x4"),
+        ("h100:8", 1, "topology=h100:8.*v5e:4x4"),
+        ("v5e:4x4", 0, r"num_slices=0.*\b1\b"),
+        (None, 2, r"num_slices=2.*--topology"),
     ],
 )
 def test_slices_that_do_not_exist_are_refused(topology, slices, message):
@@ -171,7 +171,7 @@ def test_slices_that_do_not_exist_are_refused(topology, slices, message):
 
 
 def test_phases_that_are_not_there_are_refused():
-    with pytest.raises(InputError, match=r"--phase=2.*0 to 1"):
+    with pytest.raises(InputError, match=r"phase=2.*0 to 1"):
         plans(load_config("bert_large:lamb"), 2)
     assert [plan.config.global_batch_size for plan in plans(load_config("bert_large:lamb"), None)] == [65_536, 32_768]
     assert [plan.config.global_batch_size for plan in plans(load_config("bert_large:lamb"), 1)] == [32_768]

@@ -96,12 +96,12 @@ def test_dry_run_needs_no_shards_and_writes_nothing(dataset_dir: Path, tmp_path:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"device": "v99"}, r"--device=v99.*v5e"),
-        ({"devices": 0}, r"--devices=0"),
-        ({"mfu": 1.5}, r"--mfu=1\.5"),
+        ({"device": "v99"}, r"device=v99.*v5e"),
+        ({"devices": 0}, r"devices=0"),
+        ({"mfu": 1.5}, r"mfu=1\.5"),
         ({"devices": 3}, r"global_batch_size=16"),
         ({"mesh__fsdp": 3, "devices": 4}, r"mesh\.fsdp=3"),
-        ({"workdir": ""}, r"--workdir"),
+        ({"workdir": ""}, r"workdir"),
         ({"attention": "pallas"}, r"attention=pallas"),
         ({"optimizer__warmup_steps": 8}, r"optimizer\.warmup_steps=8"),
         ({"data__path": "none"}, r"none"),

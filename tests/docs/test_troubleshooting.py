@@ -34,7 +34,7 @@ def templates() -> list[tuple[int, list[str]]]:
     found = []
     for path in sorted((REPOSITORY / "bert_jax").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            parts = [" ".join(part.split()) for part in literals(node)]
+            parts = [" ".join(part.replace("--", "").split()) for part in literals(node)]
             if sum(map(len, parts)) >= 12:
                 found.append((letters(" ".join(parts)), parts))
     return found
@@ -48,8 +48,10 @@ def letters(text: str) -> int:
 def is_printed(message: str) -> bool:
     """Returns True if the fixed parts of some template, in their order, make up enough of the message.
 
-    A message that ends in "..." may end within a part.
+    The code names a parameter where the command line names its option: "--" does not count. A message that ends in
+    "..." may end within a part.
     """
+    message = message.replace("--", "")
     words = " ".join(message.removesuffix("...").split())
     needed = LEAST_SHARE * letters(words)
     return any(
@@ -74,6 +76,7 @@ def found_parts(parts: list[str], words: str, *, is_cut: bool) -> list[str]:
 
 def is_part_printed(fragment: str) -> bool:
     """Returns True if a fixed part of some template holds the fragment, or the other way round."""
+    fragment = fragment.replace("--", "")
     return any(
         fragment in part or (len(part.strip()) >= 12 and part.strip() in fragment)
         for _, parts in templates() for part in parts

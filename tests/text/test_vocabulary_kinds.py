@@ -51,7 +51,7 @@ def test_a_size_below_the_number_of_characters_names_one_that_works(kind, needed
     documents = ["abcdefghijklmnop"] * 5
     coverage = 0 if kind == "byte_bpe" else 1
     for size in (1, 10, needed - 1):
-        with pytest.raises(InputError, match=rf"--size={size}: too small .* at least {needed}\b"):
+        with pytest.raises(InputError, match=rf"size={size}: too small .* at least {needed}\b"):
             train_vocabulary(documents, VocabularyOptions(kind=kind, size=size, character_coverage=coverage))
     options = VocabularyOptions(kind=kind, size=needed, character_coverage=coverage)
     assert train_vocabulary(documents, options).vocab_size == needed
@@ -59,7 +59,7 @@ def test_a_size_below_the_number_of_characters_names_one_that_works(kind, needed
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_words_is_an_error(kind):
-    with pytest.raises(InputError, match="--input"):
+    with pytest.raises(InputError, match="input"):
         train_vocabulary(["", " \n" if kind == "byte_bpe" else " \n\u200b"], VocabularyOptions(kind=kind))
 
 
@@ -74,13 +74,13 @@ def test_byte_level_bpe_has_a_piece_for_every_byte():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "word"}, "--kind='word'"),
-        ({"kind": "unigram", "pretokenized": True}, "--pretokenized"),
-        ({"sample_bytes": 5}, "--sample_bytes=5"),
-        ({"kind": "bpe", "sample_bytes": 5}, "--sample_bytes=5"),
-        ({"character_coverage": 1.5}, "--character_coverage=1.5"),
-        ({"kind": "unigram", "character_coverage": 0.97}, "--character_coverage=0.97: .* 0.98"),
-        ({"kind": "byte_bpe", "character_coverage": 0.99}, "--character_coverage"),
+        ({"kind": "word"}, "kind='word'"),
+        ({"kind": "unigram", "pretokenized": True}, "pretokenized"),
+        ({"sample_bytes": 5}, "sample_bytes=5"),
+        ({"kind": "bpe", "sample_bytes": 5}, "sample_bytes=5"),
+        ({"character_coverage": 1.5}, "character_coverage=1.5"),
+        ({"kind": "unigram", "character_coverage": 0.97}, "character_coverage=0.97: .* 0.98"),
+        ({"kind": "byte_bpe", "character_coverage": 0.99}, "character_coverage"),
         ({"size": 0}, "^size=0"),
     ],
 )
@@ -92,7 +92,7 @@ def test_options_that_contradict(options, message):
 def test_the_mark_of_the_unigram_trainer_is_a_character_like_others():
     tokenizer = train_vocabulary(["a▅b the ship"] * 20, VocabularyOptions(kind="unigram", size=30))
     assert {"a", "b"} <= {piece.removeprefix("▁") for piece in tokenizer.vocab}
-    with pytest.raises(InputError, match="--input: the corpus has no words"):
+    with pytest.raises(InputError, match="input: the corpus has no words"):
         train_vocabulary(["▅ ▅"] * 3, VocabularyOptions(kind="unigram", size=30))
 
 

@@ -80,7 +80,7 @@ def plan(
     files = without_own_files(expand(inputs, options.text_field), vocabulary)
     if options.text_field != TEXT_FIELD and not any(map(_has_fields, files)):
         raise InputError(
-            f"--text_field={options.text_field}: got only inputs without fields, such as {files[0]}; expected JSON "
+            f"text_field={options.text_field}: got only inputs without fields, such as {files[0]}; expected JSON "
             "lines, Parquet, Arrow, CSV, TSV or TFDS; drop the option"
         )
     return [

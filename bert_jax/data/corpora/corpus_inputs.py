@@ -50,7 +50,7 @@ def expand(inputs: Sequence[str], text_field: str = TEXT_FIELD) -> list[str]:
         or link that cannot be read.
     """
     if not inputs:
-        raise InputError("--input: expected at least one file, folder or pattern")
+        raise InputError("input: expected at least one file, folder or pattern")
     files: dict[str, str] = {}
     for name in inputs:
         for path in _expand_one(name, text_field):
@@ -76,7 +76,7 @@ def _expand_one(name: str, text_field: str) -> list[str]:
             files = sorted({file for top in tops for file in _local_files(top) if _is_file(file)})
         except OSError as error:
             raise InputError(
-                f"--input={name}: {error.filename}: {error.strerror}; make it readable, or move it elsewhere"
+                f"input={name}: {error.filename}: {error.strerror}; make it readable, or move it elsewhere"
             ) from error
     for file in files:
         remote.parse_path(file)
@@ -84,9 +84,9 @@ def _expand_one(name: str, text_field: str) -> list[str]:
         return _without_descriptions(name, files)
     if glob.has_magic(name):
         raise InputError(
-            f"--input={name}: the pattern matches no file; check it, and quote it to protect it from the shell"
+            f"input={name}: the pattern matches no file; check it, and quote it to protect it from the shell"
         )
-    raise InputError(f"--input={name}: not found, or a folder without files; check the path")
+    raise InputError(f"input={name}: not found, or a folder without files; check the path")
 
 
 def _matches(pattern: str) -> list[str]:
@@ -200,7 +200,7 @@ def without_own_files(files: Sequence[str], vocabulary: str) -> list[str]:
     if skipped:
         message = f"skipped, because they are of a tokenizer or a prepared dataset: {_some(skipped)}"
         if len(skipped) == len(files):
-            raise InputError(f"--input={files[0]}: no file with text is left; {message}")
+            raise InputError(f"input={files[0]}: no file with text is left; {message}")
         log.info("--input: %s", message)
     dropped = set(skipped)
     return [path for path in files if path not in dropped]

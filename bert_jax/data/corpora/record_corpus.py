@@ -193,7 +193,7 @@ def token_documents(path: str, start: int, end: int | None, column: str, tokeniz
     """
     kind = named_format(path)
     if kind not in COLUMNAR:
-        raise InputError(f"--ids_field={column}: got {path}, expected only Parquet or Arrow files (.parquet, .arrow)")
+        raise InputError(f"ids_field={column}: got {path}, expected only Parquet or Arrow files (.parquet, .arrow)")
     special = {tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id}
     known = set(range(tokenizer.vocab_size)) - special
     dtype = token_dtype(tokenizer.vocab_size)

@@ -46,7 +46,7 @@ def spooled(inputs: Sequence[str], folder: Path) -> Iterator[tuple[list[str], di
 def _copy(name: str, folder: Path, described: dict[str, dict[str, Any]]) -> str:
     """Copies a stream to a file in `folder`, in blocks; returns its path."""
     if name == STDIN and (sys.stdin is None or sys.stdin.isatty()):
-        raise InputError("--input=-: stdin is a terminal; pipe text to the command or name a file")
+        raise InputError("input=-: stdin is a terminal; pipe text to the command or name a file")
     copy = folder / f"{len(described)}-{'stdin' if name == STDIN else os.path.basename(name)}"
     digest = hashlib.sha256()
     with contextlib.ExitStack() as stack:
@@ -57,6 +57,6 @@ def _copy(name: str, folder: Path, described: dict[str, dict[str, Any]]) -> str:
             file.write(block)
     size = copy.stat().st_size
     if not size:
-        raise InputError(f"--input={name}: got no bytes; pipe text to the command")
+        raise InputError(f"input={name}: got no bytes; pipe text to the command")
     described[str(copy)] = {"path": name, "bytes": size, "sha256": digest.hexdigest()}
     return str(copy)

@@ -68,8 +68,8 @@ class BeamRunner:
             raise InputError(failures[0] + others)
         if missing := [number for number, result in enumerate(found) if result is None]:
             raise InputError(
-                f"--output: {len(missing)} results are missing: not shared by this machine and the workers of "
-                f"--runner={self.runner}; expected a folder that all can access, such as gs://BUCKET/FOLDER"
+                f"output: {len(missing)} results are missing: not shared by this machine and the workers of "
+                f"runner={self.runner}; expected a folder that all can access, such as gs://BUCKET/FOLDER"
             )
         yield from ((task, result[0]) for task, result in zip(tasks, found, strict=True))
 
@@ -84,9 +84,9 @@ class BeamRunner:
             if not stopped.code:
                 raise
             message = stderr.getvalue().strip().splitlines()[-1]
-            raise InputError(f"--runner={self.runner}: invalid option: {message}") from stopped
+            raise InputError(f"runner={self.runner}: invalid option: {message}") from stopped
         except (ValueError, ImportError, AttributeError) as error:
-            raise InputError(f"--runner={self.runner}: {error}") from error
+            raise InputError(f"runner={self.runner}: {error}") from error
 
     def _run(self, pipeline: beam.Pipeline) -> None:
         # Local runners log the traceback of an error that they raise here.
@@ -100,10 +100,10 @@ class BeamRunner:
                 raise
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise BertJaxError(f"--runner={self.runner}: the pipeline failed: {lines[-1]}") from error
+            raise BertJaxError(f"runner={self.runner}: the pipeline failed: {lines[-1]}") from error
         if state != PipelineState.DONE:
             raise BertJaxError(
-                f"--runner={self.runner}: the pipeline ended in state {state}, expected DONE; see its logs"
+                f"runner={self.runner}: the pipeline ended in state {state}, expected DONE; see its logs"
             )
 
 

@@ -32,7 +32,7 @@ class FilterOptions(CheckedOptions):
         super().__post_init__()
         if self.max_document_tokens and self.max_document_tokens < self.min_document_tokens:
             raise InputError(
-                f"--min_document_tokens={self.min_document_tokens}: must be at most --max_document_tokens="
+                f"min_document_tokens={self.min_document_tokens}: must be at most max_document_tokens="
                 f"{self.max_document_tokens}, or all documents are dropped"
             )
 
@@ -47,7 +47,7 @@ class InstanceOptions(CheckedOptions):
         "nsp: sentence pairs; none: one segment of complete sentences, for a corpus without documents",
         choices=("nsp", "none"),
     )
-    dupe_factor: int = option(1, "passes over the corpus, each with new pairs", low=1)
+    dupe_factor: int = option(1, "passes over the corpus, each with new pairs", low=1, high=1000)
     short_seq_prob: float = option(
         0.1, "share of documents, with --pairs none of sequences, with a shorter target", low=0, high=1
     )
@@ -63,7 +63,7 @@ class InstanceOptions(CheckedOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.eval_fraction < 1:
-            raise InputError(f"--eval_fraction={self.eval_fraction}: must be in [0, 1)")
+            raise InputError(f"eval_fraction={self.eval_fraction}: must be in [0, 1)")
         check_language(self.language)
 
 
@@ -82,7 +82,7 @@ class PrepareOptions(FilterOptions, CorpusOptions, InstanceOptions):
         super().__post_init__()
         if self.ids_field:
             used = {field.name for field in dataclasses.fields(self)} - {*_OF_TEXT}
-            self.check_unused(used, f"with --ids_field={self.ids_field}; remove it")
+            self.check_unused(used, f"with ids_field={self.ids_field}; remove it")
 
     @property
     def needs_lines(self) -> bool:

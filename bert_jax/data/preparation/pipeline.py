@@ -102,7 +102,7 @@ def prepare(
     """
     folder = atomic.new_folder(output)
     if workers < 1:
-        raise InputError(f"--workers={workers}: must be at least 1")
+        raise InputError(f"workers={workers}: must be at least 1")
     check_limit(allow_unk)
     temporary = None if scratch is None else os.fspath(remote.parse_path(scratch))
     streams = list(filter(is_stream, inputs))
@@ -148,10 +148,10 @@ def _check_runner(runner: str, scratch: str | None, beam_options: Sequence[str],
             )
         return
     if scratch is not None:
-        raise InputError(f"--scratch={scratch}: --runner={runner} does not support it; pass Beam's --temp_location")
+        raise InputError(f"scratch={scratch}: runner={runner} does not support it; pass Beam's --temp_location")
     if streams and "direct" not in runner.lower():
         raise InputError(
-            f"--input={streams[0]}: workers of --runner={runner} cannot read stdin and pipes of this machine; expected "
+            f"input={streams[0]}: workers of runner={runner} cannot read stdin and pipes of this machine; expected "
             "--runner=local, DirectRunner, or a file that the workers can read, such as gs://BUCKET/FILE"
         )
     logging.disable(logging.WARNING)  # Beam warns on import if BigQuery is missing
@@ -160,7 +160,7 @@ def _check_runner(runner: str, scratch: str | None, beam_options: Sequence[str],
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "apache_beam":
             raise
-        raise InputError(f"--runner={runner}: Apache Beam is not installed; run {install_hint('beam')}") from error
+        raise InputError(f"runner={runner}: Apache Beam is not installed; run {install_hint('beam')}") from error
     finally:
         logging.disable(logging.NOTSET)
     BeamRunner(runner, beam_options, "")
@@ -182,7 +182,7 @@ def _build(
     if not runs:
         files = list(dict.fromkeys(piece.path for piece in slices))
         others = f" and {len(files) - 1} more files" if files[1:] else ""
-        raise InputError(f"--input={files[0]}{others}: the corpus contains no text; check its files")
+        raise InputError(f"input={files[0]}{others}: the corpus contains no text; check its files")
     read = sum((run.counts for run in runs), Counts())
     unknown = sum(run.unknown for run in runs) / read.tokens
     check_share(unknown, allow_unk, job.tokenizer)
@@ -246,7 +246,7 @@ def _check_kept(info: DatasetInfo) -> None:
     lost = {rule: counts.tokens for rule, counts in info.dropped.items() if counts.tokens}
     if sum(lost.values()) < info.corpus.tokens:
         fraction = info.options["eval_fraction"]
-        raise InputError(f"--eval_fraction={fraction}: the train split is empty; provide more text, or pass 0")
+        raise InputError(f"eval_fraction={fraction}: the train split is empty; provide more text, or pass 0")
     rules = ", ".join(f"{number:,} of {rule.replace('_', ' ')}" for rule, number in lost.items())
     option = RULES[max(lost, key=lambda rule: lost[rule])]
     raise InputError(

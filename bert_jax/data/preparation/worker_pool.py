@@ -41,7 +41,7 @@ def map_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers
             yield futures.pop(future), result
     except BrokenProcessPool as error:
         raise BertJaxError(
-            f"--workers={workers}: a worker died, probably out of memory; use fewer or a smaller --bucket_tokens"
+            f"workers={workers}: a worker died, probably out of memory; use fewer or a smaller --bucket_tokens"
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -426,10 +426,10 @@ def test_small_files_share_a_batch(monkeypatch):
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ([], "--input: "),
-        (["missing.txt"], r"--input=missing\.txt: "),
-        (["*.nothing"], r"--input=\*\.nothing: "),
-        (["empty"], "--input=empty: "),
+        ([], "input: "),
+        (["missing.txt"], r"input=missing\.txt: "),
+        (["*.nothing"], r"input=\*\.nothing: "),
+        (["empty"], "input=empty: "),
     ],
 )
 def test_inputs_that_name_nothing_are_refused(tmp_path, monkeypatch, inputs, message):

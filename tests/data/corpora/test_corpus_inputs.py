@@ -151,7 +151,7 @@ def test_own_files_are_no_input(dataset_dir: Path, tokenizer, tmp_path: Path, ca
     assert len([message for message in caplog.messages if "earlier/dataset.json" in message]) == 1
     found = corpus.plan([f"{tmp_path}/**/*.txt"], CorpusOptions(), vocabulary=str(tmp_path / "earlier"))
     assert [os.path.basename(piece.path) for piece in found] == ["a.txt", "notes.txt", "words.txt"]
-    with pytest.raises(InputError, match=r"--input=.*words\.txt"):
+    with pytest.raises(InputError, match=r"input=.*words\.txt"):
         corpus.plan([vocabulary], CorpusOptions(), vocabulary=vocabulary)
 
 

@@ -72,7 +72,7 @@ def test_warnings_name_stdin(pipe, vocabulary_file, tmp_path, capsys):
 @pytest.mark.parametrize(("content", "is_terminal", "word"), [(b"", False, "no bytes"), (b"text", True, "terminal")])
 def test_stdin_without_text_is_refused(content, is_terminal, word, pipe, tokenizer, tmp_path):
     pipe(content, is_terminal)
-    with pytest.raises(InputError, match=f"^--input=-: .*{word}"):
+    with pytest.raises(InputError, match=f"^input=-: .*{word}"):
         run("-", tokenizer, tmp_path / "data")
 
 

@@ -63,7 +63,7 @@ def test_another_type_is_named_with_the_field(write):
 @pytest.mark.parametrize("name", ["a.txt", "wiki_00"])
 def test_inputs_without_fields_are_refused(write, name):
     content = '<doc id="1">\nwords\n</doc>\n' if name == "wiki_00" else "words\n"
-    with pytest.raises(InputError, match=rf"--text_field=body: .*{name}"):
+    with pytest.raises(InputError, match=rf"text_field=body: .*{name}"):
         documents(write(content, name), text_field="body")
 
 

@@ -116,5 +116,5 @@ def test_what_has_no_ids_is_refused(name, rows, field, words, tokenizer, tmp_pat
     ],
 )  # fmt: skip
 def test_options_of_text_are_refused(option: str, value: object):
-    with pytest.raises(InputError, match=rf"--{option}.*--ids_field=ids"):
+    with pytest.raises(InputError, match=rf"{option}.*ids_field=ids"):
         PrepareOptions(ids_field="ids", **{option: value})

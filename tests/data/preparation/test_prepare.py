@@ -302,7 +302,7 @@ def test_text_without_a_token_is_dropped(tokenizer, tmp_path):
 @pytest.mark.parametrize("name", ["data", ""])
 def test_output_that_is_no_new_folder_is_refused(name, tokenizer, tmp_path):
     (tmp_path / "data").write_text("mine")
-    with pytest.raises(InputError, match="--output=" if name else "empty"):
+    with pytest.raises(InputError, match="output=" if name else "empty"):
         run("not read", tokenizer, tmp_path / name if name else "")
     assert (tmp_path / "data").read_text() == "mine"
 
@@ -310,14 +310,14 @@ def test_output_that_is_no_new_folder_is_refused(name, tokenizer, tmp_path):
 @pytest.mark.parametrize("text", ["", "\n\n \n", "\u200b\n"])
 def test_no_text(tokenizer, tmp_path, text):
     (tmp_path / "a.txt").write_text(text)
-    with pytest.raises(InputError, match=r"--input=.*a\.txt"):
+    with pytest.raises(InputError, match=r"input=.*a\.txt"):
         run(tmp_path / "a.txt", tokenizer, tmp_path / "data")
     assert not (tmp_path / "data").exists()
 
 
 def test_all_held_out(tokenizer, tmp_path):
     write(tmp_path / "a.txt", numbered(2))
-    with pytest.raises(InputError, match="--eval_fraction="):
+    with pytest.raises(InputError, match="eval_fraction="):
         run(tmp_path / "a.txt", tokenizer, tmp_path / "data", eval_fraction=1 - 2**-53)
     assert not (tmp_path / "data").exists()
 
@@ -336,5 +336,5 @@ def test_bad_options(options):
 
 
 def test_no_workers(corpus_file, tokenizer, tmp_path):
-    with pytest.raises(InputError, match="--workers"):
+    with pytest.raises(InputError, match="workers"):
         run(corpus_file, tokenizer, tmp_path / "data", workers=0)

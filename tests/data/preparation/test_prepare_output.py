@@ -65,7 +65,7 @@ def test_a_write_error_leaves_nothing(whole, corpus_file, tokenizer, tmp_path, m
 def test_a_folder_with_a_file_is_refused(name, tokenizer, tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / name).write_text("mine")
-    with pytest.raises(InputError, match="--output="):
+    with pytest.raises(InputError, match="output="):
         run(tmp_path / "not read", tokenizer, tmp_path / "data")
     assert {path.name: path.read_text() for path in (tmp_path / "data").iterdir()} == {name: "mine"}
 
@@ -89,7 +89,7 @@ def test_a_dataset_written_meanwhile_is_kept(whole, corpus_file, tokenizer, tmp_
         return build(*arguments)
 
     monkeypatch.setattr(pipeline, "build", slow)
-    with pytest.raises(InputError, match=f"--output={tmp_path / 'data'}: "):
+    with pytest.raises(InputError, match=f"output={tmp_path / 'data'}: "):
         run(corpus_file, tokenizer, tmp_path / "data", seq_len=32)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
     assert files(tmp_path / "data") == files(whole)
@@ -175,7 +175,7 @@ def test_a_dataset_in_a_store(whole, corpus_file, tokenizer, store, tmp_path, mo
             prepare([str(corpus_file)], tokenizer, "gs://bucket/torn", options, scratch=str(tmp_path))
     assert "torn/tokenizer.json" in store.names()
     assert f"torn/{INFO_FILE}" not in store.names()
-    with pytest.raises(InputError, match="--output="):
+    with pytest.raises(InputError, match="output="):
         prepare([str(corpus_file)], tokenizer, "gs://bucket/torn", options)
     prepare([str(corpus_file)], tokenizer, str(folder), options, scratch=str(tmp_path))
     assert not list(tmp_path.iterdir())
