@@ -238,7 +238,7 @@ def test_a_path_through_a_missing_folder_is_there_afterwards(tmp_path: Path):
 @pytest.mark.parametrize("name", ["", "folder/", "old"])
 def test_output_that_is_no_file_is_refused(name: str, tmp_path: Path):
     (tmp_path / "old").mkdir()
-    with pytest.raises(InputError, match=r"output=.*expected a file"):
+    with pytest.raises(InputError, match=r"^output=.*expected a file"):
         atomic.check_file_output(f"{tmp_path}/{name}")
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
