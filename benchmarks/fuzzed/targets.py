@@ -148,12 +148,6 @@ def _open_model(path: Path) -> None:
     open_source(str(path.parent))
 
 
-def _read_model(path: Path) -> None:
-    from bert_jax.interop.importing import open_source
-
-    open_source(str(path.parent)).load_parameters()
-
-
 def _read_weights(path: Path) -> None:
     from etils import epath
 

@@ -8,12 +8,7 @@ from typing import Any
 
 from on_gpu.cases import Cases
 
-COLUMNS = {
-    "part": "{case}",
-    "outcome": "{outcome}",
-    "seconds": "{part_seconds:.1f}",
-    "result": "{message}",
-}
+COLUMNS = {"part": "{case}", "outcome": "{outcome}", "seconds": "{part_seconds:.1f}", "result": "{message}"}
 
 
 def check(cases: Cases, work: Path) -> None:

@@ -5,7 +5,7 @@ Fine-tuning's scores, `predict`, `features`, `fill-mask` and `bert_jax.load` run
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -128,10 +128,6 @@ class LoadedModel:
     ) -> list[np.ndarray]:
         """Returns the outputs of each example; see `Predictor.outputs`."""
         return self.predictor.outputs(self.parameters, examples, on_batch, in_full_batches=in_full_batches)
-
-    def with_forward(self, forward: Forward, batch_size: int) -> "LoadedModel":
-        """Returns the same parameters with another forward pass; the devices divide `batch_size`."""
-        return replace(self, predictor=replace(self.predictor, forward=forward, batch_size=batch_size))
 
 
 def load_model(
