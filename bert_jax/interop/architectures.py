@@ -14,6 +14,7 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.finetuning.tasks.glue import TASKS
+from bert_jax.finetuning.tasks.kinds import KINDS
 from bert_jax.model.bert import HEADS
 from bert_jax.model.task_heads import TaskHead
 from bert_jax.training.checkpoints import Checkpoint
@@ -23,9 +24,9 @@ log = logging.getLogger(__name__)
 RECORD = "bert_jax_task"
 """The key of `config.json` with the settings of a task that `transformers` has no field for."""
 
-_NAMES = {  # the first part of a record's name, by the kind of head
-    "classify": ("text", "glue"), "regress": ("text", "glue"), "choose": ("choice",), "span": ("squad",),
-    "tag": ("ner",),
+_OUTPUTS = {  # the kinds of heads that tasks may have, by the first part of a record's name
+    "text": ("classify", "regress"), "glue": ("classify", "regress"), "choice": ("choose",), "squad": ("span",),
+    "ner": ("tag",),
 }  # fmt: skip
 _SQUAD_TOKENS = 384  # of a window, as the paper and the pipeline of transformers have it
 _FIELDS_OF_TRANSFORMERS = ("classes", "tags", "max_seq_len")
@@ -144,7 +145,8 @@ def read_task(
     if own is not None and not (isinstance(own, dict) and isinstance(own.get("name"), str)):
         raise InputError(f"{path}: {RECORD}={own!r:.60}: expected an object with a name; delete this key")
     benchmark, _, task = own["name"].partition("/") if own else ("", "", "")
-    if own is not None and (own.get("kind") != kind or benchmark not in _NAMES[kind]):
+    is_known = benchmark in KINDS and kind in _OUTPUTS.get(benchmark, (kind,))
+    if own is not None and (own.get("kind") != kind or not is_known):
         log.warning("%s: %s is of another class than %s, and is not read", path, RECORD, name)
         own = None
     size, longest = outputs, model_max_length

@@ -93,7 +93,7 @@ def test_the_command_tags_a_column_of_rows(models: dict[str, str], tmp_path: Pat
     assert main([*command, "--output", str(tmp_path / "said"), "--text", "body"]) == 0
     assert json.loads((tmp_path / "said").read_text())["words"] == ["the", "ship"]
     assert main([*command, "--output", str(tmp_path / "said"), "--text", "body", "other"]) == 2
-    assert "--text body other" in capsys.readouterr().err
+    assert "--text=body other" in capsys.readouterr().err
     (tmp_path / "a.jsonl").write_text(json.dumps({"sentence1": "the ship", "sentence2": "the fox"}))
     assert main([*command, "--output", str(tmp_path / "said")]) == 2
     assert "--text" in capsys.readouterr().err
