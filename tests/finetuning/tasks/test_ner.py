@@ -97,7 +97,8 @@ def test_words_to_be_tagged(tmp_path: Path):
 )
 def test_name_of_a_file_to_predict_says_its_format(tmp_path: Path, name: str, words: list[str]):
     path = tmp_path / name
-    (gzip.open if name.endswith(".gz") else open)(path, "wb").write(b"my group O\n")
+    with (gzip.open if name.endswith(".gz") else open)(path, "wb") as file:
+        file.write(b"my group O\n")
     (sentence,) = read(path, labels="ignored", conll_files=("mine.txt",))
     assert sentence.words == tuple(words)
 
