@@ -12,7 +12,6 @@ from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import provenance, remote
 from bert_jax.files.format_versions import read_json
-from bert_jax.finetuning.batches import EncodedExamples
 from bert_jax.finetuning.task import Split
 from bert_jax.finetuning.tasks.kinds import KINDS
 from bert_jax.model import BertConfig
@@ -76,15 +75,6 @@ def model_of(config: FinetuneConfig, encoder: BertConfig) -> BertConfig:
             f"{model.num_hidden_layers}; use embeddings, last or sum_all"
         )
     return model
-
-
-def check_segments(model: BertConfig, examples: EncodedExamples) -> None:
-    """Raises InputError for pairs of texts if the encoder has one segment."""
-    if model.type_vocab_size < 2 and any(one.first_length < len(one.input_ids) for one in examples.sequences):
-        raise InputError(
-            "task.train: has pairs of texts, but the encoder has no second segment (type_vocab_size=1); give single "
-            "texts"
-        )
 
 
 def check_head(head: TaskHead, mesh: Mesh) -> None:

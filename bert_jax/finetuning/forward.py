@@ -37,10 +37,12 @@ def run_model(model: Any, batch: Batch[jax.Array]) -> jax.Array:
     return result
 
 
-def check_segments(segments: int, sequences: Sequence[EncodedSequence]) -> None:
-    """Raises InputError for a pair if the model has one segment."""
+def check_segments(segments: int, sequences: Sequence[EncodedSequence], where: str = "") -> None:
+    """Raises InputError, which begins with `where`, for a pair if the model has one segment."""
     if segments < 2 and any(sequence.first_length < len(sequence.input_ids) for sequence in sequences):
-        raise InputError("got a pair, but the model has no second segment (type_vocab_size=1); give single texts")
+        raise InputError(
+            f"{where}got a pair, but the model has no second segment (type_vocab_size=1); give single texts"
+        )
 
 
 @dataclass(frozen=True)

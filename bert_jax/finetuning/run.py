@@ -20,8 +20,8 @@ from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files import atomic
 from bert_jax.finetuning.batches import BatchOrder, work_of_steps
-from bert_jax.finetuning.checks import check_best, check_config, check_head, check_segments, claim, model_of
-from bert_jax.finetuning.forward import Predictor
+from bert_jax.finetuning.checks import check_best, check_config, check_head, claim, model_of
+from bert_jax.finetuning.forward import Predictor, check_segments
 from bert_jax.finetuning.losses import class_weights, task_objective
 from bert_jax.finetuning.results import (
     PREDICTIONS,
@@ -182,7 +182,7 @@ def _set_up(config: FinetuneConfig, mesh: Mesh, needs_scores: bool) -> _Setup:
     log.info("Reading and tokenizing the files of the task")
     task, training, splits = read_task(config, before.tokenizer, last_position=model.is_decoder)
     rows = training.encoded
-    check_segments(model, rows)
+    check_segments(model.type_vocab_size, rows.sequences, "task.train: ")
     weights = class_weights(config.task.class_weights, task.label_names, () if rows.labels is None else rows.labels)
     check_best(config, splits)
     if needs_scores and not any(split.is_labelled for split in splits):

@@ -113,8 +113,8 @@ def drop_weights(
     for beginning in beginnings:
         matched = {name: weight for name, weight in weights.items()
                    if name.startswith(beginning) or weight.name.startswith(beginning)}  # fmt: skip
-        if not matched:
-            raise InputError(f"drop={beginning}: {file} has no weight whose name begins so; remove it")
+        if not matched or not beginning:
+            raise InputError(f"drop={beginning}: {file} has no weight whose name begins so, or it is empty; remove it")
         dropped |= matched
     if dropped:
         log.warning("%s: dropped %s", file, _listed(dropped.values()))

@@ -372,7 +372,7 @@ def test_pairs_need_a_second_segment(vocabulary: list[str], tmp_path: Path):
         tmp_path / "one", tmp_path, task__train="train.csv", task__dev="", task__test="", task__text="a",
         task__text_pair="b",
     )  # fmt: skip
-    with pytest.raises(InputError, match=r"task\.train: has pairs of texts, .*type_vocab_size=1"):
+    with pytest.raises(InputError, match=r"task\.train: got a pair, .*type_vocab_size=1"):
         finetune(config, str(tmp_path / "run"))
 
 

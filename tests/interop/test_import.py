@@ -363,6 +363,8 @@ def test_unused_weights_are_refused_unless_they_are_dropped(
         bert_jax.load(str(tmp_path / "hf"))
     with pytest.raises(InputError, match=r"drop=nothing"):
         imported(tmp_path / "hf", drop=("crf.", "hidden", "nothing"))
+    with pytest.raises(InputError, match=r"drop=: "):
+        imported(tmp_path / "hf", drop=("",))
     dropped = imported(tmp_path / "hf", drop=("crf.", "hidden"))
     assert "crf.transitions [3, 3]; hidden.weight [48, 48]" in caplog.text
     assert (dropped.task is None) == (architecture == "BertForPreTraining")
