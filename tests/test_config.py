@@ -13,7 +13,8 @@ from bert_jax.data.loading.loader import predictions_per_row
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, parameter_count
 from bert_jax.sections import flatten, from_mapping, to_dict
-from bert_jax.training.phases import check_config, make_masking, plan_phases
+from bert_jax.training.checks import check_config
+from bert_jax.training.phases import make_masking, plan_phases
 
 REPOSITORY = helpers.REPOSITORY
 CONFIGS = sorted(path.stem for path in (REPOSITORY / "configs").glob("*.py") if not path.stem.startswith("_"))

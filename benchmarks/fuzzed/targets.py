@@ -92,7 +92,7 @@ def _vocabulary(path: Path) -> None:
 
 def _overrides(path: Path) -> None:
     from bert_jax.config import load_config
-    from bert_jax.training.phases import check_config
+    from bert_jax.training.checks import check_config
 
     lines = path.read_bytes().decode("utf-8", "replace").split("\n")
     config = load_config("bert_tiny", [(key, value) for key, _, value in (line.partition("=") for line in lines)])

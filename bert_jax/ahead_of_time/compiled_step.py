@@ -18,17 +18,9 @@ from bert_jax.data.loading.loader import predictions_per_row
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.parallel.mesh import BATCH_AXES, make_mesh
 from bert_jax.tracking.flops import peak_flops, training_flops
+from bert_jax.training.checks import check_config, check_mixture, data_paths
 from bert_jax.training.initialization import fill_in_from_checkpoint
-from bert_jax.training.phases import (
-    Plan,
-    abstract_batch,
-    check_config,
-    check_mixture,
-    data_paths,
-    fit_plan,
-    make_masking,
-    plan_phases,
-)
+from bert_jax.training.phases import Plan, abstract_batch, fit_plan, make_masking, plan_phases
 from bert_jax.training.pretrain import plan_step
 
 LARGEST_PARTS = 40

@@ -7,22 +7,21 @@ The docstring has the help: first line, `Reads:`, `Writes:`, `Args:`, `Examples:
 
 import argparse
 import dataclasses
-import difflib
 import functools
 import inspect
 import os
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from bert_jax import __version__, config_listing
-from bert_jax.errors import BertJaxError, InputError
+from bert_jax.errors import InputError
 from bert_jax.option_fields import CheckedOptions
-from bert_jax.sections import Section, check_kind, flatten
+from bert_jax.sections import Section, check_kind, flatten, nearest
 
 
 @dataclass(frozen=True)
@@ -80,23 +79,10 @@ def command(function: Callable[P, T]) -> Callable[P, T]:
                     raise InputError(f"{name}: expected at least one")
             elif value is not None:
                 call.arguments[name] = _checked(name, value, flags)
-        try:
-            return function(*call.args, **call.kwargs)
-        except BertJaxError as error:
-            error.args = (_in_python(str(error), names),)
-            raise
+        return function(*call.args, **call.kwargs)
 
-    names = {name.strip("_") for name in kinds}
-    for kind in map(_class, kinds.values()):
-        names |= {field.name for field in _shown(kind)} if issubclass(kind, CheckedOptions) else set()
     COMMANDS[function.__name__.strip("_").replace("_", "-")] = checked
     return checked
-
-
-def _in_python(message: str, names: Collection[str]) -> str:
-    """Returns a message with `--NAME=...` of options and `--config.KEY=...` as `NAME=...` and `KEY=...`."""
-    known = "|".join(map(re.escape, names))
-    return re.sub(rf"--(?:config\.(?=[\w.]+=)|(?=(?:{known})=)|(?<=^--)(?=(?:{known}): ))", "", message)
 
 
 def _checked(name: str, value: Any, flags: Mapping[str, Any]) -> Any:
@@ -149,7 +135,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser, parsers = make_parsers(name if name in COMMANDS else None)
     if name not in COMMANDS:
         if name and not name.startswith("-"):
-            parser.error(f"{name}: unknown command{_nearest(name, COMMANDS)}")
+            parser.error(f"{name}: unknown command{nearest(name, COMMANDS)}")
         return parser.parse_args(words)
     sub = parsers[name]
     end = words.index("--") if "--" in words else len(words)
@@ -166,7 +152,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         elif accepted[-1] in sub.options and re.match(r"-\d", word):
             accepted[-1] += f"={word}"  # argparse takes `-1,-2` for an option, and not for a value
         elif option.startswith("--") and " " not in word and option not in sub.options:
-            sub.error(f"{word}: unknown option{_nearest(option, sub.options)}")  # before those that are missing
+            sub.error(f"{word}: unknown option{nearest(option, sub.options)}")  # before those that are missing
         else:
             accepted.append(word)
     after = words[end + 1 :] if name == "prepare" else ()
@@ -343,8 +329,3 @@ def _epilog(parser: Parser, text: str) -> Iterator[str]:
     yield from ("", "examples:")
     for example in re.findall(r"^  (bert-jax .+(?:\n    .+)*)", text, re.MULTILINE):
         yield f"  {' '.join(example.split())}"
-
-
-def _nearest(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    return f"; did you mean {close[0]}?" if close else ""

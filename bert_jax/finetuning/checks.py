@@ -18,7 +18,7 @@ from bert_jax.model import BertConfig
 from bert_jax.model.task_heads import TaskHead, layers_needed
 from bert_jax.sections import flatten, from_mapping, to_dict
 from bert_jax.training.checkpoints import Checkpoint, newest_intact, open_checkpoint
-from bert_jax.training.phases import check_environment
+from bert_jax.training.checks import check_environment
 from bert_jax.training.run import check_same_config
 
 

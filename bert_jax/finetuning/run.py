@@ -47,10 +47,10 @@ from bert_jax.tracking.throughput import Throughput
 from bert_jax.tracking.trackers import Tracker
 from bert_jax.training.checkpointer import Checkpointer
 from bert_jax.training.checkpoints import FOLDER, Checkpoint, open_checkpoint
+from bert_jax.training.checks import check_attention
 from bert_jax.training.initialization import initialize_from
 from bert_jax.training.loop import Evaluate, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.training.phases import check_attention
 from bert_jax.training.run import Run, begin_run, log_result
 from bert_jax.training.train_step import (
     StateSpec,
@@ -85,10 +85,11 @@ def _finetune(run: Run, config: FinetuneConfig, needs_scores: bool) -> dict[str,
     # --- State: 1. resume from the newest checkpoint, 2. start from a pre-trained encoder, 3. or from scratch --------
     run.enter_workdir()
     latest = claim(folder, config, order.hash)
+    scored = {split.name: split.hash() for split in setup.splits if split.is_labelled}
+    first = next(iter(scored), "")
     best = BestStep(
         keep_best=config.keep_best, **to_dict(config.early_stopping),
-        scored=next({"split": split.name, "hash": split.hash()} for split in setup.splits if split.is_labelled)
-        if config.keep_best else None,
+        scored={"split": first, "hash": scored[first]} if config.keep_best else None,
     )  # fmt: skip
     description = {  # of the task too, so that a checkpoint can be used without its files
         "tokenizer": setup.before.tokenizer.to_json(), "config": to_dict(config),
@@ -107,7 +108,6 @@ def _finetune(run: Run, config: FinetuneConfig, needs_scores: bool) -> dict[str,
     if best.best is not None and latest is not None and start == latest.step:
         open_checkpoint(str(folder), best.best)  # InputError if it was deleted
     files = {split: path for split in ("train", "dev", "test") if (path := getattr(config.task, split))}
-    scored = {split.name: split.hash() for split in setup.splits if split.is_labelled}
     described = {
         "name": task.name, "path": config.data.path, "files": files, "hash": order.hash, "scored": scored,
     }  # fmt: skip

@@ -24,10 +24,6 @@ log = logging.getLogger(__name__)
 RECORD = "bert_jax_task"
 """The key of `config.json` with the settings of a task that `transformers` has no field for."""
 
-_OUTPUTS = {  # the kinds of heads that tasks may have, by the first part of a record's name
-    "text": ("classify", "regress"), "glue": ("classify", "regress"), "choice": ("choose",), "squad": ("span",),
-    "ner": ("tag",),
-}  # fmt: skip
 _SQUAD_TOKENS = 384  # of a window, as the paper and the pipeline of transformers have it
 _FIELDS_OF_TRANSFORMERS = ("classes", "tags", "max_seq_len")
 _NOT_HONOURED: dict[str, tuple[Any, ...]] = {  # fields of config.json: the supported values
@@ -145,7 +141,7 @@ def read_task(
     if own is not None and not (isinstance(own, dict) and isinstance(own.get("name"), str)):
         raise InputError(f"{path}: {RECORD}={own!r:.60}: expected an object with a name; delete this key")
     benchmark, _, task = own["name"].partition("/") if own else ("", "", "")
-    is_known = benchmark in KINDS and kind in _OUTPUTS.get(benchmark, (kind,))
+    is_known = benchmark in KINDS and KINDS[benchmark].kind in ("", kind, {"regress": "classify"}.get(kind))
     if own is not None and (own.get("kind") != kind or not is_known):
         log.warning("%s: %s is of another class than %s, and is not read", path, RECORD, name)
         own = None

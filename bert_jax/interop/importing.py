@@ -14,7 +14,6 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.files.atomic import new_folder
 from bert_jax.interop import huggingface_reading, tensorflow_checkpoints
 from bert_jax.interop.huggingface_reading import CONFIG, ForeignCheckpoint
 from bert_jax.interop.tensorflow_checkpoints import belongs_to, prefix_name
@@ -53,7 +52,7 @@ def import_checkpoint(
     Raises:
       InputError: `output` already exists, or `source` holds no readable model. No code of a pickle is ever run.
     """
-    folder = new_folder(output)
+    folder = atomic.new_folder(output)
     check_place(folder)
     log.info("Reading %s", source)
     place = _locate(remote.parse_path(source))

@@ -73,7 +73,7 @@ def export(checkpoint: Checkpoint, output: str) -> list[str]:
     folder = new_folder(output)
     if importlib.util.find_spec("flatbuffers") is None:
         raise InputError(
-            "--format=stablehlo: jax writes programs with flatbuffers, which is not installed; run: "
+            "format=stablehlo: jax writes programs with flatbuffers, which is not installed; run: "
             f"{install_hint('stablehlo')}"
         )
     config, task = checkpoint.bert_config, checkpoint.task or {}

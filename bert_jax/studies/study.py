@@ -17,7 +17,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -232,7 +232,11 @@ def study(config: StudyConfig, workdir: str, *, stop: StopSignal | None = None, 
         paper={row.name: dict(row.keys.paper) for row in rows},
         pretraining_seeds={row.name: row.seeds for row in rows},
     )  # fmt: skip
-    write: Callable[[], None] = lambda: write_table(table, folder) if is_first() else None  # noqa: E731
+
+    def write() -> None:
+        if is_first():
+            write_table(table, folder)
+
     with ExitStack() as stack:
         stop = stop or stack.enter_context(StopSignal())
         if is_first():

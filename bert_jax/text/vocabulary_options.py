@@ -72,9 +72,9 @@ class VocabularyOptions(TextOptions):
         if self.kind != "wordpiece" and self.pretokenized:
             raise InputError(f"pretokenized: pieces of kind={self.kind} never cross a space; remove --pretokenized")
         if self.kind == "unigram" and self.coverage < _LOWEST_COVERAGE:
-            raise InputError(f"character_coverage={self.coverage}: --kind=unigram expects at least {_LOWEST_COVERAGE}")
+            raise InputError(f"character_coverage={self.coverage}: kind=unigram expects at least {_LOWEST_COVERAGE}")
         if self.kind == "byte_bpe" and self.character_coverage:
-            raise InputError("character_coverage: --kind=byte_bpe covers every character; remove it")
+            raise InputError("character_coverage: kind=byte_bpe covers every character; remove it")
 
     @property
     def coverage(self) -> float:

@@ -31,7 +31,8 @@ from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.sections import flatten, from_mapping, with_values
 from bert_jax.text.vocabulary_extension import Extension, find_extension
 from bert_jax.training.checkpoints import Checkpoint, newest_intact, open_checkpoint, other_vocabulary_error
-from bert_jax.training.phases import Phase, data_paths, plan_at, plan_phases
+from bert_jax.training.checks import data_paths
+from bert_jax.training.phases import Phase, plan_at, plan_phases
 from bert_jax.training.train_step import StateSpec, TrainState
 
 log = logging.getLogger(__name__)

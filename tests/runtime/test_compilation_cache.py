@@ -13,7 +13,7 @@ from support import helpers
 
 from bert_jax.errors import InputError
 from bert_jax.runtime.compilation_cache import kept_programs
-from bert_jax.training.phases import check_config
+from bert_jax.training.checks import check_config
 
 NAMES = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
 

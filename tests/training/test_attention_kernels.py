@@ -28,9 +28,9 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.sections import to_dict
 from bert_jax.training import objectives, phases
 from bert_jax.training.checkpoints import open_checkpoint
+from bert_jax.training.checks import check_attention
 from bert_jax.training.evaluation import evaluate_checkpoint
 from bert_jax.training.optimizer import make_optimizer
-from bert_jax.training.phases import check_attention
 from bert_jax.training.pretrain import pretrain
 from bert_jax.training.run import claim_workdir
 from bert_jax.training.train_step import describe_state, make_train_step

@@ -17,7 +17,7 @@ from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
 from bert_jax.training.checkpointer import plan_saves
 from bert_jax.training.checkpoints import open_checkpoint, step_folders
-from bert_jax.training.phases import check_config
+from bert_jax.training.checks import check_config
 from bert_jax.training.pretrain import pretrain
 
 SETTINGS = {"checkpoint__every_steps": 2, "checkpoint__keep": 1, "eval_batches": 0, "log_every_steps": 2}

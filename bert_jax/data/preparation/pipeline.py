@@ -144,7 +144,7 @@ def _check_runner(runner: str, scratch: str | None, beam_options: Sequence[str],
     if runner == LOCAL:
         if beam_options:
             raise InputError(
-                f"{beam_options[0]}: --runner=local does not support Beam's options; pass --runner DirectRunner"
+                f"{beam_options[0]}: runner=local does not support Beam's options; pass --runner DirectRunner"
             )
         return
     if scratch is not None:
@@ -152,7 +152,7 @@ def _check_runner(runner: str, scratch: str | None, beam_options: Sequence[str],
     if streams and "direct" not in runner.lower():
         raise InputError(
             f"input={streams[0]}: workers of runner={runner} cannot read stdin and pipes of this machine; expected "
-            "--runner=local, DirectRunner, or a file that the workers can read, such as gs://BUCKET/FILE"
+            "runner=local, DirectRunner, or a file that the workers can read, such as gs://BUCKET/FILE"
         )
     logging.disable(logging.WARNING)  # Beam warns on import if BigQuery is missing
     try:

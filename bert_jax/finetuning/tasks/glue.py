@@ -158,7 +158,7 @@ class GlueTask(TextTask):
         if named := [split for split, name in given.items() if name]:
             raise InputError(
                 f"task.{named[0]}={given[named[0]]}: GLUE has the files of its folder; leave it empty, or use "
-                "--config=finetune/text"
+                "config=finetune/text"
             )
         return dict.fromkeys(self.usual_files, folder) if tfds_corpus.is_tfds(folder) else super().find(folder, given)
 

@@ -86,7 +86,7 @@ class SquadTask(Task):
         if labels == "required" and unanswered:
             raise InputError(
                 f"{path}: {len(unanswered)} questions without an answer, such as {unanswered[0]}; expected answers, or "
-                "is_impossible in SQuAD 2.0 (--config=finetune/squad:2.0)"
+                "is_impossible in SQuAD 2.0 (config=finetune/squad:2.0)"
             )
         return questions
 

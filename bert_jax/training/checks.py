@@ -1,0 +1,170 @@
+"""Checks of a run before any work: config, datasets, model, mesh and environment have to match."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh
+
+from bert_jax.config_keys import PretrainConfig, RunConfig
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.errors import InputError
+from bert_jax.model import BertConfig
+from bert_jax.model.attention import CUDNN_HEADS
+from bert_jax.sections import to_dict
+from bert_jax.tracking.trackers import check_wandb
+from bert_jax.training.train_step import compute_dtype
+
+_SMALLEST_SHARE = 1e-6
+
+
+def bert_config(config: PretrainConfig, vocab_size: int, seq_len: int, source: str) -> BertConfig:
+    """Makes the model's sizes for rows of `seq_len` tokens and the vocabulary of `source`, which -1 stands for.
+
+    Raises InputError if they do not match.
+    """
+    sizes: dict[str, Any] = to_dict(config.model)
+    if sizes["vocab_size"] == -1:
+        sizes["vocab_size"] = vocab_size
+    if sizes["vocab_size"] != vocab_size:
+        raise InputError(
+            f"model.vocab_size={sizes['vocab_size']}: {source} was prepared with a vocabulary of {vocab_size}; set "
+            "model.vocab_size=-1 to infer it"
+        )
+    sizes["is_decoder"] = config.objective.lm == "ltr"
+    try:
+        model = BertConfig.from_dict(sizes)
+    except InputError as error:
+        raise InputError(f"model.{error}") from error
+    if model.type_vocab_size < 2:
+        raise InputError(f"model.type_vocab_size={model.type_vocab_size}: pairs have segments 0 and 1; set it to 2")
+    if seq_len > model.max_position_embeddings:
+        raise InputError(
+            f"{source} has sequences of {seq_len} tokens, but model.max_position_embeddings="
+            f"{model.max_position_embeddings}; raise it, or prepare with a smaller --seq_len"
+        )
+    return model
+
+
+def check_environment(config: RunConfig) -> None:
+    """Raises InputError for what no run can have: 64 bits, W&B without its package."""
+    if jax.config.values["jax_enable_x64"]:
+        raise InputError("JAX_ENABLE_X64 is set: training computes with at most 32 bits; unset it")
+    check_wandb(config.tracking.wandb_project)
+
+
+def check_config(config: PretrainConfig, steps: int) -> None:
+    """Raises InputError, with the key, for values that do not match. `config` is that of a phase of `steps` steps."""
+    check_environment(config)
+    if config.gradient_accumulation == -1 and config.max_rows_per_device < 1:
+        raise InputError(
+            f"max_rows_per_device={config.max_rows_per_device}: must be at least 1 with gradient_accumulation=-1"
+        )
+    if (last := max(config.checkpoint.milestones, default=0)) > config.total_steps:
+        raise InputError(f"checkpoint.milestones: step {last} is past total_steps={config.total_steps}")
+    if config.objective.lm == "ltr" and config.objective.nsp:
+        raise InputError(
+            "objective.lm=ltr does not support objective.nsp=True: under a causal mask [CLS] sees only itself and "
+            "cannot predict the next sentence; set objective.nsp=False"
+        )
+    restarts, total, warmup = config.optimizer.restart_schedule, config.total_steps, config.optimizer.warmup_steps
+    within = steps if restarts else total
+    if warmup >= within:
+        raise InputError(
+            f"optimizer.warmup_steps={warmup}: must be below "
+            f"{f'the {steps} steps of its phase' if restarts else f'total_steps={total}'}; otherwise the learning rate "
+            f"never reaches its peak; set optimizer.warmup_steps={within // 10}"
+        )
+
+
+def check_attention(
+    config: RunConfig, model: BertConfig, seq_len: int, mesh: Mesh | AbstractMesh, platform: str | None = None
+) -> None:
+    """Raises InputError if the kernel in `attention` does not support the rest of the config.
+
+    `platform` is that of the mesh's devices; it is required for an `AbstractMesh`.
+    """
+    name, dropout, tensor = config.attention, config.model.attention_probs_dropout_prob, mesh.shape["tensor"]
+    if name == "xla":
+        return
+
+    def check(holds: bool, problem: str) -> None:
+        if not holds:
+            raise InputError(f"attention={name}: {problem}, or set attention=xla")
+
+    kernel, here = {"pallas": "tpu", "cudnn": "gpu"}[name], platform or mesh.devices.flat[0].platform
+    check(tensor == 1, f"does not support tensor parallelism, got mesh.tensor={tensor}; set mesh.tensor=1")
+    check(here == kernel, f"needs {kernel.upper()} devices, got {here.upper()}; run on {kernel.upper()}")
+    dtype = compute_dtype(config.dtype, here)
+    if name == "pallas":
+        # Few runs need the import, which takes a fourth of a second.
+        from bert_jax.model.pallas_attention import LANES, LARGEST_KEYS
+
+        longest, size = LARGEST_KEYS // dtype.itemsize, model.hidden_size
+        check(
+            seq_len <= longest,
+            f"does not support seq_len={seq_len} in {dtype}; prepare with --seq_len {longest} or less",
+        )
+        check(size % LANES == 0, f"does not support model.hidden_size={size}; choose a multiple of {LANES}")
+        return
+    check(
+        dropout == 0,
+        f"does not support model.attention_probs_dropout_prob={dropout}; set model.attention_probs_dropout_prob=0.0",
+    )
+    check(dtype == jnp.bfloat16, f"does not support dtype={dtype}; set dtype=bfloat16")
+    check(seq_len % 2 == 0, f"does not support odd seq_len={seq_len}; prepare with an even --seq_len")
+    check(
+        model.head_size in CUDNN_HEADS,
+        f"does not support heads of model.hidden_size={model.hidden_size} / model.num_attention_heads="
+        f"{model.num_attention_heads} = {model.head_size} features; choose a multiple of 8 up to 128",
+    )
+
+
+def data_paths(config: PretrainConfig) -> list[str]:
+    """Returns the folders in `data.path`. Raises InputError for none, and for an empty one between commas."""
+    paths = [path.strip() for path in config.data.path.split(",")]
+    if not config.data.path:
+        raise InputError("data.path=: expected the output of `bert-jax prepare`, such as data.path=data")
+    if "" in paths:
+        raise InputError(f"data.path={config.data.path}: expected folders separated by commas, without empty ones")
+    return paths
+
+
+def check_mixture(config: PretrainConfig, datasets: Sequence[PreparedDataset]) -> None:
+    """Raises InputError if the datasets of a run, its weights and its objective do not match."""
+    hashes = [dataset.info.hash for dataset in datasets]
+    if len({*hashes}) < len(hashes):
+        same = [str(dataset.folder) for dataset in datasets if hashes.count(dataset.info.hash) > 1]
+        raise InputError(f"data.path={config.data.path}: {' and '.join(same)} are the same dataset; name it once")
+    weights = () if isinstance(config.data.weights, str) else config.data.weights
+    if weights and len(weights) != len(datasets):
+        raise InputError(f"data.weights={weights}: expected {len(datasets)} weights, one for each dataset in data.path")
+    if not all(0 < weight < math.inf for weight in weights):
+        raise InputError(f"data.weights={weights}: must be numbers above 0")
+    if weights and not min(weights) / max(weights) > _SMALLEST_SHARE:
+        raise InputError(f"data.weights={weights}: the smallest must be above {_SMALLEST_SHARE:g} times the largest")
+    for dataset in datasets:
+        if config.data.seq_len not in (-1, dataset.info.seq_len):
+            raise InputError(
+                f"{dataset.folder} has sequences of {dataset.info.seq_len} tokens, but data.seq_len="
+                f"{config.data.seq_len}; prepare it with --seq_len {config.data.seq_len}"
+            )
+        if dataset.info.seq_len != datasets[0].info.seq_len:
+            raise InputError(
+                f"{dataset.folder} has sequences of {dataset.info.seq_len} tokens and {datasets[0].folder} of "
+                f"{datasets[0].info.seq_len}; prepare both with one --seq_len"
+            )
+        if dataset.info.options.get("pairs") == "none" and config.objective.nsp:
+            raise InputError(
+                f"{dataset.folder} was prepared with --pairs none and has no next sentences; set objective.nsp=False"
+            )
+
+
+def check_same_tokenizer(dataset: PreparedDataset, other: PreparedDataset) -> None:
+    """Raises InputError if two datasets of a run were prepared with different vocabularies."""
+    if dataset.tokenizer.sha256 != other.tokenizer.sha256:
+        raise InputError(
+            f"{dataset.folder} and {other.folder} were prepared with different vocabularies; prepare both with one"
+        )
