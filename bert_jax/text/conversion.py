@@ -51,7 +51,7 @@ def convert_vocabulary(
     """
     file = remote.parse_path(path)
     if file.suffix == ".model":
-        options = {"--cased": cased, "--keep_accents": keep_accents, "--pretokenized": pretokenized}
+        options = {"cased": cased, "keep_accents": keep_accents, "pretokenized": pretokenized}
         if given := [option for option, value in options.items() if value]:
             raise InputError(f"{given[0]}: {path} is a SentencePiece model, which has its own normalization; remove it")
         return read_sentencepiece(file)

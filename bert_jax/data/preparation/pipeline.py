@@ -250,6 +250,6 @@ def _check_kept(info: DatasetInfo) -> None:
     rules = ", ".join(f"{number:,} of {rule.replace('_', ' ')}" for rule, number in lost.items())
     option = RULES[max(lost, key=lambda rule: lost[rule])]
     raise InputError(
-        f"--{option}={info.options[option]}: the filters drop all {info.corpus.tokens:,} tokens of "
+        f"{option}={info.options[option]}: the filters drop all {info.corpus.tokens:,} tokens of "
         f"{info.corpus.documents:,} documents ({rules}); change their limits"
     )

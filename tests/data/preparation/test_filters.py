@@ -208,6 +208,6 @@ def test_filters_decide_on_documents_whose_lines_are_held_out(limits, dropped, w
 )
 def test_filters_that_drop_everything_are_named(options, named, tokenizer, tmp_path):
     texts = documents(5) * (2 if named == "max_line_repeats" else 1)
-    with pytest.raises(InputError, match=f"--{named}"):
+    with pytest.raises(InputError, match=f"^{named}"):
         run(texts, tokenizer, tmp_path, **options)
     assert not (tmp_path / "data").exists()
