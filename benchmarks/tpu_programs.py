@@ -32,10 +32,8 @@ from bert_jax.parallel.host_batches import abstract_batch
 from bert_jax.parallel.mesh import batch_mesh_axes, fill_in_accumulation, make_mesh
 from bert_jax.parallel.sharding import make_forward_step, parameter_shardings
 from bert_jax.sections import flatten
-from bert_jax.text.vocabulary_extension import Extension
 from bert_jax.training import phases
 from bert_jax.training.evaluation import SAMPLE_FILLS, SAMPLE_MASKS, make_eval_step, make_samples_step
-from bert_jax.training.initialization import Growth
 from bert_jax.training.objectives import make_objective
 from bert_jax.training.phases import Plan
 from bert_jax.training.pretrain import plan_step
@@ -76,11 +74,8 @@ def programs(
     config = fill_in_accumulation(mesh, config)
     sequences = config.data.max_sequences if config.data.packing else 1
     spec, step = plan_step(mesh, Plan(0, config.total_steps, config), model)
-    parameters, shardings = spec.abstract.parameters, spec.shardings.parameters
+    parameters = spec.abstract.parameters
     batch = phases.abstract_batch(mesh, config, seq_len, config.data.max_predictions, sequences)
-    words = Extension((model.vocab_size,), ((5, 6),))
-    new = BertConfig(**{**model.to_dict(), "vocab_size": model.vocab_size + 1, "max_position_embeddings": 2 * seq_len})
-    growth = Growth(model, new, words)
     evaluate = functools.partial(make_eval_step, objective=make_objective(config))
     everywhere = make_mesh(MeshKeys(data=-1, fsdp=1, tensor=1), list(mesh.devices.flat))
     first = make_mesh(MeshKeys(data=1, fsdp=1, tensor=1), [mesh.devices.flat[0]])
@@ -127,9 +122,6 @@ def programs(
             first, top_words, spec.graph, placed_shapes(first)[0], np.zeros((4, model.hidden_size), np.float32), 5
         ),
     }  # fmt: skip
-    for (part, name), grow in growth.programs(shardings).items():
-        table = with_shardings(parameters, growth.loading_shardings(shardings))[part][name]
-        found[f"pretrain: growth of {part}.{name}"] = functools.partial(tuple, (mesh, grow, table))
     task = load_config("finetune/default", [("global_batch_size", str(rows))], kind=FinetuneConfig)
     for name, head in HEADS.items():
         labels = {"regress": ((), np.float32), "span": ((2,), np.int32), "tag": ((seq_len,), np.int32)}

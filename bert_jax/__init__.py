@@ -31,11 +31,11 @@ with epy.lazy_api_imports(globals()):  # `import bert_jax` does not wait for JAX
     from bert_jax.finetuning.finetune import finetune
     from bert_jax.inference.pretrained import Filling, FineTuned, PreTrained, load
     from bert_jax.inference.text_encoder import Encoded
-    from bert_jax.text.vocabulary_options import ExtensionOptions, VocabularyOptions
+    from bert_jax.text.vocabulary_options import VocabularyOptions
     from bert_jax.training.pretrain import Training, pretrain
 
 __all__ = [
-    "BertJaxError", "CorpusOptions", "Encoded", "ExtensionOptions", "Filling", "FineTuned", "FinetuneConfig",
+    "BertJaxError", "CorpusOptions", "Encoded", "Filling", "FineTuned", "FinetuneConfig",
     "InputError", "PreTrained", "PrepareOptions", "PreparedDataset", "PretrainConfig", "Result",
     "StudyConfig", "Training", "VocabularyOptions", "__version__", "check", "compile", "evaluate",
     "export", "features", "fill_mask", "finetune", "import_", "inspect", "load", "load_config", "plan_run",

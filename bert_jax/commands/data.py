@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from bert_jax.command_line.arguments import File, FileOrCheckpoint, Folder, Option, command
 from bert_jax.command_line.result import Result, described, quoted
@@ -14,7 +14,7 @@ from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
 from bert_jax.errors import InputError
 from bert_jax.progress import Bars, silent
-from bert_jax.text.vocabulary_options import ExtensionOptions, VocabularyOptions
+from bert_jax.text.vocabulary_options import VocabularyOptions
 
 if TYPE_CHECKING:
     from bert_jax.data.dataset import DatasetInfo
@@ -38,19 +38,16 @@ _POSITIONS = 512  # of bert_tiny
 
 @command
 def vocab(
-    output: File, *, input: Inputs = (), extend: FileOrCheckpoint | None = None, from_: File | None = None,
-    reading: CorpusOptions | None = None, training: VocabularyOptions | None = None,
-    extension: ExtensionOptions | None = None, bars: Bars = silent,
+    output: File, *, input: Inputs = (), from_: File | None = None, reading: CorpusOptions | None = None,
+    training: VocabularyOptions | None = None, bars: Bars = silent,
 ) -> Result:  # fmt: skip
-    """Trains a vocabulary: WordPiece, Unigram, BPE or byte-level BPE; or extends or converts one.
+    """Trains a vocabulary: WordPiece, Unigram, BPE or byte-level BPE; or converts one.
 
     Reads: text, JSON lines, CSV, Parquet, Arrow, TFDS datasets, or stdin
     Writes: FILE, a tokenizer.json
 
     Args:
       output: a new tokenizer.json: the vocabulary and the rules for text
-      extend: a tokenizer.json of WordPiece, or a folder with one, as for `prepare --vocab`; its ids keep their meaning,
-        and the words of the input that it splits are added, those first that save the most tokens
       from_: instead of --input: convert a vocab.txt, or a SentencePiece model (its name ends in .model)
 
     Examples:
@@ -58,30 +55,25 @@ def vocab(
       bert-jax vocab --input 'wiki/*.jsonl.gz' --output tokenizer.json --cased --size 28996
       bert-jax vocab --input reviews.csv --text_field body --output tokenizer.json --size 8192
       bert-jax vocab --input 'thai/*.txt' --output thai.json --kind unigram --size 32000
-      bert-jax vocab --extend imported --input 'domain/*.txt' --add 1000 --output extended.json
     """
     from bert_jax.files import atomic, remote
     from bert_jax.text.tokenizer import FILE
     from bert_jax.text.vocabulary_options import check_vocab_options
 
     reading, training = reading or CorpusOptions(), training or VocabularyOptions()
-    extension = extension or ExtensionOptions()
-    check_vocab_options(input, from_, extend, training, extension)
+    check_vocab_options(input, from_, training)
     path = remote.parse_path(output)
     if path.suffix != ".json":
         raise InputError(f"output={output}: expected a name that ends in .json, such as {FILE}")
     if remote.exists(path):
         raise InputError(f"output={output}: already exists; choose another path or delete it")
     atomic.check_file_output(output)
-    more: dict[str, Any] = {}
     if from_:
         from bert_jax.text.conversion import convert_vocabulary
 
         tokenizer = convert_vocabulary(
             from_, cased=training.cased, keep_accents=training.keep_accents, pretokenized=training.pretokenized
         )
-    elif extend:
-        tokenizer, more = _extend(extend, extension, input, reading, bars)
     else:
         from bert_jax.text.vocabulary_training import train_vocabulary
 
@@ -89,32 +81,11 @@ def vocab(
             tokenizer = train_vocabulary(documents, training)
     atomic.write_whole(path, tokenizer.file_bytes())
     values = {
-        "output": output, "pieces": tokenizer.vocab_size, "kind": tokenizer.kind, "cased": not tokenizer.lowercase,
-        **more,
+        "output": output, "pieces": tokenizer.vocab_size, "kind": tokenizer.kind, "cased": not tokenizer.lowercase
     }  # fmt: skip
     corpus = " ".join(map(quoted, input or ["text/*.txt"]))
     prepare = f"bert-jax prepare --input {corpus} --vocab {quoted(output)} --output data"
     return Result(values, described(values), [prepare])
-
-
-def _extend(
-    extend: str, extension: ExtensionOptions, input: Sequence[str], reading: CorpusOptions, bars: Bars
-) -> tuple["Tokenizer", dict[str, Any]]:
-    """Returns a longer vocabulary, and values that describe what was added."""
-    from bert_jax.text.vocabulary_extension import check_wordpiece, extend_by_documents
-
-    old = _open_tokenizer(extend)
-    check_wordpiece(old, f"extend={extend}")
-    with _documents(input, reading, old.lowercase, bars) as documents:
-        extended = extend_by_documents(
-            documents, old, number=extension.add, min_count=extension.min_count,
-            replace_unused=extension.replace_unused,
-        )  # fmt: skip
-    added = len(extended.words)
-    return extended.tokenizer, {
-        "extends": extend, "added": added, "replaced_unused": old.vocab_size + added - extended.tokenizer.vocab_size,
-        "tokens_before": extended.tokens_before, "tokens_after": extended.tokens_after,
-    }  # fmt: skip
 
 
 @contextmanager

@@ -92,32 +92,9 @@ class VocabularyOptions(TextOptions):
         return not (self.cased or self.keep_accents)
 
 
-@dataclass(frozen=True)
-class ExtensionOptions(CheckedOptions):
-    """Options of `vocab --extend`."""
-
-    add: int = option(1000, "with --extend: maximum number of new words", low=1, metavar="N")
-    min_count: int = option(10, "with --extend: new words occur at least so often in the input", low=1, metavar="N")
-    replace_unused: bool = option(
-        False, "with --extend: new words first replace the [unusedN] pieces, and the rest is appended"
-    )
-
-
-def check_vocab_options(
-    inputs: Sequence[str] | None,
-    source: str | None,
-    extend: str | None,
-    training: VocabularyOptions,
-    extension: ExtensionOptions,
-) -> None:
+def check_vocab_options(inputs: Sequence[str] | None, source: str | None, training: VocabularyOptions) -> None:
     """Raises InputError for options of `vocab` that have no effect together, or for a missing one."""
-    if source and extend:
-        raise InputError(f"from={source}: converts a vocabulary as it is; remove --extend, and extend the result")
     if bool(inputs) == bool(source):
         raise InputError(f"from={source}: has no effect with --input" if source else "expected --input, or --from FILE")
-    if not extend:
-        extension.check_unused((), "without --extend; add --extend FILE, or remove it")
-    if extend:
-        training.check_unused((), f"with extend={extend}, whose rules are kept; remove it")
-    elif source:
+    if source:
         training.check_unused(TextOptions.__dataclass_fields__, f"with from={source}; remove it")

@@ -24,7 +24,6 @@ from bert_jax.parallel.mesh import batch_mesh_axes, make_mesh
 from bert_jax.parallel.sharding import make_forward_step, parameter_shardings
 from bert_jax.progress import Bars, silent
 from bert_jax.sections import from_mapping
-from bert_jax.text.vocabulary_extension import find_extension
 from bert_jax.training.checkpoints import (
     Checkpoint,
     check_finite,
@@ -208,7 +207,7 @@ def evaluate_checkpoint(
     """Evaluates a checkpoint on the whole eval split of a prepared dataset; returns the scores of `Evaluator.run`.
 
     A head that the checkpoint lacks has no loss and no accuracy, and neither has next-sentence prediction on a dataset
-    without pairs. The checkpoint's vocabulary may extend that of the dataset.
+    without pairs.
 
     Raises InputError if the checkpoint lacks both heads, is damaged or has non-finite parameters; and if the dataset
     has no eval split, another vocabulary, longer sequences than the model, or pairs for a model with one segment.
@@ -267,7 +266,7 @@ def _check_evaluable(opened: Checkpoint, dataset: PreparedDataset) -> None:
     """Raises InputError if a checkpoint and the eval split of a dataset do not match."""
     if "mlm_head" not in opened.heads and not {"pooler", "nsp_head"} <= {*opened.heads}:
         raise InputError(f"{opened.path} has no mlm_head; without it, evaluate needs pooler, nsp_head")
-    if find_extension(dataset.tokenizer, opened.tokenizer) is None:
+    if dataset.tokenizer.sha256 != opened.tokenizer.sha256:
         raise other_vocabulary_error(opened, dataset)
     if not dataset.size("eval"):
         raise InputError(f"{dataset.folder} has no eval split; prepare it with --eval_fraction above 0")

@@ -1,10 +1,4 @@
-"""Start of a run from the parameters of the CHECKPOINT in `init`: values that it decides, and rows that are new.
-
-A new word's row of the word embeddings is the mean of the rows of its old pieces, and its bias of the masked-LM head is
-the mean of theirs. The embeddings are tied to the output, so that its logit is then, at every position, the mean of the
-logits of its pieces: its unnormalized probability is their geometric mean, at most their arithmetic mean, and a new
-word cannot take more probability than its pieces have. Random rows can take nearly all of it (Hewitt 2021,
-"Initializing New Word Embeddings for Pretrained Language Models").
+"""Start of a run from the parameters of the CHECKPOINT in `init`, and values that it decides.
 
 New positions repeat the old ones, from the first: position P + i has the row of position i, as in Longformer (Beltagy
 et al. 2020, arXiv:2004.05150, section 5). Attention to neighbours, which heads have learned from the differences of
@@ -12,24 +6,19 @@ rows, then works at once everywhere except next to multiples of P.
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from etils import epath
-from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.config_keys import PretrainConfig
 from bert_jax.data.dataset import DatasetInfo
 from bert_jax.errors import InputError
 from bert_jax.files import remote
-from bert_jax.model import BertConfig
-from bert_jax.model.bert import HEADS, Parameters
+from bert_jax.model.bert import HEADS
 from bert_jax.sections import flatten, from_mapping, with_values
-from bert_jax.text.vocabulary_extension import Extension, find_extension
 from bert_jax.training.checkpoints import Checkpoint, newest_intact, open_checkpoint, other_vocabulary_error
 from bert_jax.training.checks import data_paths
 from bert_jax.training.phases import Phase, plan_at, plan_phases
@@ -42,104 +31,17 @@ _LANGUAGE_MODELS = {False: "mlm", True: "ltr"}  # by `is_decoder`
 _FREE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
 
 
-# --- Parameters ---------------------------------------------------------------------------------------------------
+def open_init(phases: Sequence[Phase]) -> Checkpoint:
+    """Opens the checkpoint that a run with these phases is initialized from, `init` of its config.
 
-
-@dataclass(frozen=True)
-class Growth:
-    """Difference of a run's model to the checkpoint that it is initialized from.
-
-    Attributes:
-      old: the sizes of the checkpoint.
-      new: the sizes of the run, with at least as many pieces and positions.
-      words: the new words of the run's vocabulary.
-    """
-
-    old: BertConfig
-    new: BertConfig
-    words: Extension
-
-    def log(self) -> None:
-        """Logs the rows that the run adds, and their initial values."""
-        if self.words.ids:
-            log.info(
-                "Vocabulary: %s new words, %s pieces instead of %s; their embeddings and biases start as the means of "
-                "those of their old pieces",
-                f"{len(self.words.ids):,}", f"{self.new.vocab_size:,}", f"{self.old.vocab_size:,}",
-            )  # fmt: skip
-        before, after = self.old.max_position_embeddings, self.new.max_position_embeddings
-        if after > before:
-            log.info(
-                "Positions: %d instead of %d; the embeddings of positions %d to %d start as copies of those from 0",
-                after, before, before, after - 1,
-            )  # fmt: skip
-
-    def grow(self, parameters: Parameters, shardings: Parameters) -> Parameters:
-        """Returns `parameters` with the tables of the new sizes, sharded as `shardings`; other arrays are unchanged."""
-        result = {part: dict(value) for part, value in parameters.items()}
-        for (part, name), grow in self.programs(shardings).items():
-            result[part][name] = grow(result[part][name])
-        return result
-
-    def programs(self, shardings: Parameters) -> dict[tuple[str, str], Any]:
-        """Returns the jitted functions of the tables that grow, by part of the model and name."""
-        return {
-            (part, name): jax.jit(grow, out_shardings=shardings[part][name])
-            for part, name, grow in self._tables()
-            if part in shardings
-        }
-
-    def loading_shardings(self, shardings: Parameters) -> Parameters:
-        """Returns the shardings in which the old tables are loaded, before they grow.
-
-        An old table need not be divisible by a mesh axis that divides the new one, so its rows are replicated.
-        """
-        result = {part: dict(value) for part, value in shardings.items()}
-        for part, name, _ in self._tables():
-            if part in result:
-                sharding: NamedSharding = result[part][name]
-                result[part][name] = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec[1:]))
-        return result
-
-    def _tables(self) -> list[tuple[str, str, Callable[[jax.Array], jax.Array]]]:
-        """Returns the part, the name and the function of each table that grows."""
-        tables: list[tuple[str, str, Callable[[jax.Array], jax.Array]]] = []
-        if self.words.ids:
-            tables = [("embeddings", "word", self._grow_words), ("mlm_head", "output_bias", self._grow_words)]
-        if self.new.max_position_embeddings > self.old.max_position_embeddings:
-            tables.append(("embeddings", "position", self._grow_positions))
-        return tables
-
-    def _grow_words(self, table: jax.Array) -> jax.Array:
-        """Maps the rows [V, ...] of the old pieces, with V padded, to those of the new vocabulary."""
-        kept = table[: self.old.vocab_size]
-        counts = np.array([len(pieces) for pieces in self.words.pieces])
-        word = np.repeat(np.arange(len(counts)), counts)
-        sums = jax.ops.segment_sum(table[np.concatenate(self.words.pieces)], word, len(counts))
-        means = sums / counts.reshape(-1, *(1,) * (table.ndim - 1))
-        grown: Any = jnp.zeros((self.new.padded_vocab_size, *table.shape[1:]), table.dtype)
-        result: jax.Array = grown.at[: self.old.vocab_size].set(kept).at[np.array(self.words.ids)].set(means)
-        return result
-
-    def _grow_positions(self, table: jax.Array) -> jax.Array:
-        """Maps the rows [P, D] of the old positions to more, which repeat them."""
-        return table[jnp.arange(self.new.max_position_embeddings) % self.old.max_position_embeddings]
-
-
-def open_init(phases: Sequence[Phase]) -> tuple[Checkpoint, Growth]:
-    """Opens the checkpoint that a run with these phases is initialized from, `init` of its config; and how it grows.
-
-    The datasets' vocabulary may extend that of the checkpoint, and the model may have more positions.
-
-    Raises InputError if its vocabulary or sizes differ otherwise; and if it lacks a head that the run trains, and
-    `init_missing_heads` is False.
+    The model may have more positions. Raises InputError if its vocabulary or sizes differ otherwise; and if it lacks a
+    head that the run trains, and `init_missing_heads` is False.
     """
     config, model, dataset = phases[0].config, phases[0].model, phases[0].datasets[0]
     checkpoint = open_checkpoint(config.init)
-    words = find_extension(checkpoint.tokenizer, dataset.tokenizer)
-    if words is None:
+    if checkpoint.tokenizer.sha256 != dataset.tokenizer.sha256:
         raise other_vocabulary_error(checkpoint, dataset)
-    check_sizes(checkpoint, {name: value for name, value in model.to_dict().items() if name != "vocab_size"})
+    check_sizes(checkpoint, model.to_dict())
     trained = HEADS if any(phase.config.objective.nsp for phase in phases) else ("mlm_head",)
     missing = [head for head in trained if head not in checkpoint.heads]
     if missing and not config.init_missing_heads:
@@ -147,7 +49,7 @@ def open_init(phases: Sequence[Phase]) -> tuple[Checkpoint, Growth]:
             f"init={checkpoint.path}: has no {', '.join(missing)}; set init_missing_heads=True to initialize them "
             "randomly" + (", or objective.nsp=False" if "mlm_head" not in missing else "")
         )
-    return checkpoint, Growth(checkpoint.bert_config, model, words)
+    return checkpoint
 
 
 def check_sizes(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> None:
@@ -164,20 +66,28 @@ def check_sizes(checkpoint: Checkpoint, sizes: Mapping[str, Any]) -> None:
         raise InputError(f"init={checkpoint.path}: was trained with {', '.join(different)}; set the same values")
 
 
-def initialize_from(checkpoint: Checkpoint, spec: StateSpec, growth: Growth | None = None) -> TrainState:
+def initialize_from(checkpoint: Checkpoint, spec: StateSpec) -> TrainState:
     """Makes a new state with the checkpoint's parameters, at step 0 with zero moments.
 
-    Parts that the checkpoint lacks, a head or a task's output, are initialized randomly. The parameters first grow by
-    `growth`, if any.
+    Parts that the checkpoint lacks, a head or a task's output, are initialized randomly. More positions than those of
+    the checkpoint repeat them.
     """
-    parts: Collection[str] = spec.abstract.parameters
+    parts = spec.abstract.parameters
     shared = [part for part in parts if part in ("embeddings", "encoder", *checkpoint.heads)]
     shardings = {part: spec.shardings.parameters[part] for part in shared}
-    loaded = checkpoint.load_parameters(growth.loading_shardings(shardings) if growth else shardings, parts=shared)
+    loaded = checkpoint.load_parameters(shardings, parts=shared)
     log.info("Initialized from the parameters of %s", checkpoint.path)
-    if growth:
-        growth.log()
-        loaded = growth.grow(loaded, shardings)
+    before, after = checkpoint.bert_config.max_position_embeddings, len(parts["embeddings"]["position"])
+    if after > before:
+        log.info(
+            "Positions: %d instead of %d; the embeddings of positions %d to %d start as copies of those from 0",
+            after, before, before, after - 1,
+        )  # fmt: skip
+        repeat = jax.jit(
+            lambda table: table[jnp.arange(after) % before], out_shardings=shardings["embeddings"]["position"]
+        )
+        table = repeat(loaded["embeddings"]["position"])
+        loaded = {**loaded, "embeddings": {**loaded["embeddings"], "position": table}}
     if missing := [part for part in parts if part not in loaded]:
         log.info("Initialized randomly from the seed: %s", ", ".join(missing))
     return spec.make(loaded)

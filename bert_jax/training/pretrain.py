@@ -98,7 +98,7 @@ def _pretrain(run: Run, config: PretrainConfig) -> dict[str, float]:
     if start == config.total_steps and (_is_evaluated(folder, start) or not phases[-1].eval_loader.batches):
         log.info("%s is finished: step %d of %d", folder, config.total_steps, config.total_steps)
         return {}
-    init, growth = open_init(phases) if config.init and before is None else (None, None)
+    init = open_init(phases) if config.init and before is None else None
     current = next((phase for phase in phases if phase.stop > start), phases[-1])
     planned = spec, train_step = plan_step(mesh, current, current.model)
     check_memory(spec.abstract, mesh.local_devices)
@@ -113,7 +113,7 @@ def _pretrain(run: Run, config: PretrainConfig) -> dict[str, float]:
     )  # fmt: skip
     run.stack.callback(checkpointer.close)
     start, state, position = checkpointer.first_state(
-        before, spec.abstract, partial(initialize_from, init, spec, growth) if init else spec.make
+        before, spec.abstract, partial(initialize_from, init, spec) if init else spec.make
     )  # fmt: skip
     inputs = describe_inputs(phases, init)
     run.open(config, checkpointer, start=start, total=config.total_steps, inputs=inputs)
@@ -309,8 +309,8 @@ class Training:
         """Makes the state of step 0: from the checkpoint `config.init`, else at random from `config.seed`."""
         if not self.config.init:
             return self._spec.make()
-        self._init, growth = open_init([self._phase])
-        return initialize_from(self._init, self._spec, growth)
+        self._init = open_init([self._phase])
+        return initialize_from(self._init, self._spec)
 
     def batches(self, start: int = 0) -> Iterator[tuple[int, Batch[jax.Array]]]:
         """Yields (step, batch) for the steps `start` + 1 to `config.total_steps`, prefetched by a thread.

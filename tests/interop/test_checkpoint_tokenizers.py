@@ -1,4 +1,4 @@
-"""Tokenizer of a checkpoint, an export or a folder of transformers, for `prepare --vocab` and `vocab --extend`."""
+"""Tokenizer of a checkpoint, an export or a folder of transformers, for `prepare --vocab`."""
 
 import shutil
 from pathlib import Path
@@ -37,15 +37,6 @@ def test_prepare_takes_the_tokenizer_of_a_folder(kind: str, folder: Path, corpus
     imported = read_tokenizer(folder / "tokenizer.json")
     assert dataset.tokenizer.sha256 == imported.sha256
     assert dataset.tokenizer.to_json() == imported.to_json()
-
-
-def test_a_vocabulary_of_a_checkpoint_is_extended(source: Path, tmp_path: Path):
-    (tmp_path / "domain.txt").write_text("the shipwreck near the moonlit harbour\n\n" * 20)
-    words = ["vocab", "--input", tmp_path / "domain.txt", "--extend", source, "--output", tmp_path / "new.json"]
-    assert cli.main([str(word) for word in words]) == 0
-    new, old = read_tokenizer(tmp_path / "new.json"), read_tokenizer(source / "tokenizer.json")
-    assert new.content["normalizer"] == old.content["normalizer"]
-    assert {"shipwreck", "moonlit"} <= {*new.vocab}
 
 
 @pytest.mark.parametrize("kind", ["nothing", "empty", "file"])

@@ -5,11 +5,8 @@ from pathlib import Path
 from support import helpers, sources
 
 from bert_jax.config import PretrainConfig, load_config
-from bert_jax.text.vocabulary_extension import extend_vocabulary
 from bert_jax.text.wordpiece import wordpiece_tokenizer
 from bert_jax.training.checkpoints import Checkpoint
-
-NEW_WORDS = ["shipwreck", "moonlit", *(f"sailor{letter}" for letter in "abcdefgh")]
 
 
 def write_init(folder: Path, vocabulary: list[str], **options: object) -> Checkpoint:
@@ -17,16 +14,14 @@ def write_init(folder: Path, vocabulary: list[str], **options: object) -> Checkp
     return sources.write_checkpoint(folder, vocabulary, **{"num_attention_heads": 4, **options})  # type: ignore
 
 
-def write_domain(folder: Path, vocabulary: list[str], *, extended: bool = False, **options: object) -> Path:
-    """Prepares a dataset of a domain with new words; with `extended` they are pieces of its vocabulary."""
+def write_domain(folder: Path, vocabulary: list[str], **options: object) -> Path:
+    """Prepares a dataset of a domain with new words."""
     folder.mkdir()
     text = helpers.make_corpus(documents=80, seed=3)
-    for number, word in enumerate(["ship", "moon", "sailor", "sailor"]):
-        text = text.replace(f"the {word} ", f"the {NEW_WORDS[number]} ", 200)
+    for word, new in {"ship": "shipwreck", "moon": "moonlit", "sailor": "sailorboy"}.items():
+        text = text.replace(f"the {word} ", f"the {new} ", 200)
     (folder / "corpus.txt").write_text(text)
-    tokenizer = wordpiece_tokenizer(vocabulary, lowercase=True)
-    tokenizer = extend_vocabulary(tokenizer, NEW_WORDS) if extended else tokenizer
-    (folder / "tokenizer.json").write_bytes(tokenizer.file_bytes())
+    (folder / "tokenizer.json").write_bytes(wordpiece_tokenizer(vocabulary, lowercase=True).file_bytes())
     helpers.prepare_dataset(folder / "corpus.txt", folder / "tokenizer.json", folder / "data", **options)
     return folder / "data"
 

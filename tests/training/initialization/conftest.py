@@ -19,9 +19,3 @@ def init(tmp_path_factory: pytest.TempPathFactory, vocabulary: list[str]) -> Che
 def domain(tmp_path_factory: pytest.TempPathFactory, vocabulary: list[str]) -> Path:
     """A dataset of a domain, with the vocabulary of `init`."""
     return continued.write_domain(tmp_path_factory.mktemp("domain") / "old", vocabulary)
-
-
-@pytest.fixture(scope="session")
-def extended_domain(tmp_path_factory: pytest.TempPathFactory, vocabulary: list[str]) -> Path:
-    """The same domain, with its words in the vocabulary."""
-    return continued.write_domain(tmp_path_factory.mktemp("domain") / "new", vocabulary, extended=True)

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from support import continued, helpers
 from support.runs import rows_without_times
@@ -52,6 +54,24 @@ def test_the_scores_before_are_those_of_the_checkpoint(
     whole = json.loads(capsys.readouterr().out)
     pretrain(continued.config(domain, init, eval_batches=-1, total_steps=2), str(tmp_path / "run"))
     assert evaluations(tmp_path / "run")[0]["mlm_loss"] == pytest.approx(whole["mlm_loss"], rel=1e-5)
+
+
+def test_positions_repeat_for_longer_sequences(init: Checkpoint, vocabulary: list[str], tmp_path: Path):
+    data = continued.write_domain(tmp_path / "domain", vocabulary, seq_len=128)
+    training = Training(continued.config(data, init))
+    assert training.model.max_position_embeddings == 128
+    new = jax.device_get(training.initial_state().parameters)
+    old = jax.device_get(init.load_parameters())
+    before = old["embeddings"]["position"]
+    np.testing.assert_array_equal(new["embeddings"].pop("position"), np.concatenate([before, before]))
+    del old["embeddings"]["position"]
+    jax.tree.map(np.testing.assert_array_equal, new, old)
+
+
+def test_another_vocabulary_is_refused(vocabulary: list[str], init: Checkpoint, tmp_path: Path):
+    data = continued.write_domain(tmp_path / "domain", [*vocabulary[:-2], vocabulary[-1], vocabulary[-2]])
+    with pytest.raises(InputError, match=f"{data} .*{init.path}"):
+        pretrain(continued.config(data, init), str(tmp_path / "run"))
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_anew(init: Checkpoint, domain: Path, tmp_path: Path):
