@@ -2,14 +2,12 @@
 
     python benchmarks/step_speed.py [--models bert:L4_H256 bert_base] [--rounds 12]
 
-All sides train the same batch of 8 rows of 128 tokens with dropout of 0.1, AdamW and clipped gradients, in float32
-unless their name says bfloat16. They are processes that take turns, so that a busy machine slows all of them, in
+All sides train the same batch of 8 rows of 128 tokens with dropout of 0.1, AdamW and clipped gradients, in
+float32. They are processes that take turns, so that a busy machine slows all of them, in
 short rounds: a process that has waited for half a minute may be slower, because a virtual machine took its memory.
 Ratios are medians over the rounds, with minimum and maximum. `torch` is BertForPreTraining as it comes, which computes
 the logits of all tokens. `torch, tuned` computes those of the predictions alone and has the fused AdamW. `torch,
-compiled` is tuned, with `torch.compile`, which needs a C++ compiler. In bfloat16, `bert_jax` has `dtype=bfloat16`, and
-`torch` runs the forward pass under `torch.autocast`. A ratio compares sides of one type. The matrix product is of 2,048
-x 2,048 in float32, by XLA.
+compiled` is tuned, with `torch.compile`, which needs a C++ compiler. The matrix product is of 2,048 x 2,048, by XLA.
 """
 
 import argparse
@@ -35,18 +33,14 @@ ROWS, SEQ_LEN = 8, 128
 SIDE = 2048
 """Rows and columns of the matrices whose product is timed."""
 JAX, PRODUCT, COMPILED = "bert_jax", "product", "torch, compiled"
-IN_BFLOAT16 = ", bfloat16"
-"""Ends the name of a side that computes in it."""
-PEERS = (
-    "torch", "torch, tuned", COMPILED, JAX + IN_BFLOAT16, "torch, tuned" + IN_BFLOAT16, COMPILED + IN_BFLOAT16,
-)  # fmt: skip
+PEERS = ("torch", "torch, tuned", COMPILED)
 COLUMNS = {
     "model": "{model}",
     "side": "{side}",
     "ms per step": "{step_ms:,.0f} ({lowest_ms:,.0f}-{highest_ms:,.0f})",
     "GFLOP/s": "{gflops:,.0f}",
     "of the matrix product's": "{peak_share:.0%}",
-    "bert_jax in the same type is faster by": "{faster}",
+    "bert_jax is faster by": "{faster}",
 }
 
 
@@ -97,10 +91,7 @@ def measure(model: str, rounds: int, seconds: float) -> list[dict[str, Any]]:
             print(f"{model}, round {number + 1}: {measured} s", flush=True)
     peak = 2 * SIDE**3 / min(found.pop(PRODUCT))
     flops = ROWS * _flops_per_row(model)
-    return [
-        _row(model, name, values, found[JAX + (IN_BFLOAT16 if name.endswith(IN_BFLOAT16) else "")], flops, peak)
-        for name, values in found.items()
-    ]
+    return [_row(model, name, values, found[JAX], flops, peak) for name, values in found.items()]
 
 
 def _row(
@@ -133,17 +124,17 @@ def _flops_per_row(config: str) -> float:
 
 def _make_side(name: str, model: str, seconds: float) -> Callable[[], float]:
     if name.startswith(JAX):
-        return _jax_rounds(model, "bfloat16" if name.endswith(IN_BFLOAT16) else "float32", seconds)
+        return _jax_rounds(model, seconds)
     return _product_rounds(seconds) if name == PRODUCT else _torch_rounds(name, model, seconds)
 
 
-def _jax_rounds(model: str, dtype: str, seconds: float) -> Callable[[], float]:
+def _jax_rounds(model: str, seconds: float) -> Callable[[], float]:
     from bert_jax.runtime.malloc import tune_malloc
 
     tune_malloc()  # as the commands do, before threads start
     from on_gpu.steps import Rounds, Setting, Step
 
-    return Rounds(Step(Setting(model, ROWS, SEQ_LEN, overrides=(("dtype", dtype),))), seconds, most=1000)
+    return Rounds(Step(Setting(model, ROWS, SEQ_LEN, overrides=(("dtype", "float32"),))), seconds, most=1000)
 
 
 def _product_rounds(seconds: float) -> Callable[[], float]:
@@ -189,9 +180,7 @@ def _torch_rounds(name: str, config_name: str, seconds: float) -> Callable[[], f
         loss = torch.compile(loss)
 
     def step() -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=name.endswith(IN_BFLOAT16)):
-            value = loss()
-        value.backward()
+        loss().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -2,10 +2,7 @@
 
 import importlib.util
 import inspect
-import logging
-import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, overload
 
@@ -18,11 +15,8 @@ from bert_jax.sections import Section, from_mapping, kinds, nearest, with_values
 
 __all__ = ["FinetuneConfig", "PretrainConfig", "RunConfig", "StudyConfig", "load_config", "to_config_dict"]
 
-log = logging.getLogger(__name__)
-
 S = TypeVar("S", bound=Section)
 Overrides = Sequence[tuple[str, Any]] | Mapping[str, Any]
-_WARMUP = "optimizer.warmup_steps"
 
 
 def to_config_dict(config: Section) -> ConfigDict:
@@ -54,8 +48,6 @@ def load_config(spec: str, overrides: Overrides = (), *, kind: type[Section] = P
       overrides: (dotted key, value) pairs, or a mapping; a text is parsed as the key's type.
       kind: `PretrainConfig`, `FinetuneConfig` or `StudyConfig`, which define the keys.
 
-    If overrides shorten the run, its warm-up keeps its share of the steps; see `_fit_warmup`.
-
     Raises InputError for an invalid file, argument, key or value.
     """
     path, _, argument = spec.partition(":")
@@ -70,18 +62,10 @@ def load_config(spec: str, overrides: Overrides = (), *, kind: type[Section] = P
     if not file.is_file():
         raise InputError(f"config={spec}: file {file} not found")
     try:
-        before = from_mapping(kind, _run_file(spec, file, argument).to_dict())
+        config = from_mapping(kind, _run_file(spec, file, argument).to_dict())
     except InputError as error:
         raise InputError(f"{file}: {error}") from error
-    values = dict(overrides)
-    config = with_values(before, values)
-    if isinstance(config, PretrainConfig) and isinstance(before, PretrainConfig):
-        return _fit_warmup(config, before, values, "")
-    if isinstance(config, StudyConfig) and isinstance(before, StudyConfig):
-        prefix = "pretraining."
-        own = {key.removeprefix(prefix) for key in values if key.startswith(prefix)}
-        return replace(config, pretraining=_fit_warmup(config.pretraining, before.pretraining, own, prefix))
-    return config
+    return with_values(config, dict(overrides))
 
 
 def _run_file(spec: str, file: Path, argument: str) -> ConfigDict:
@@ -113,43 +97,3 @@ def _packaged(name: str) -> Path:
         return files[name]
     known = sorted([*config_listing.aliases(), *files])
     raise InputError(f"config={name}: config not found{nearest(name, known)}; expected one of {', '.join(known)}")
-
-
-def _fit_warmup(
-    run: PretrainConfig, before: PretrainConfig, overridden: Collection[str], prefix: str
-) -> PretrainConfig:
-    """Returns a shortened run with a warm-up of its share of the steps in the config's file, and logs it.
-
-    It applies to the run and to each phase. A warm-up that an override sets is left as it is.
-
-    Args:
-      run: the config with its overrides.
-      before: the same without overrides.
-      overridden: the keys that overrides set.
-      prefix: the prefix of its keys in the whole config, for the log.
-    """
-    is_shortened = any(re.fullmatch(r"total_steps|phases\.\d+\.steps", key) for key in overridden)
-    if _WARMUP in overridden or not is_shortened:
-        return run
-    changed: dict[str, Any] = {}
-    of_run = run.optimizer.warmup_steps
-    if run.total_steps < before.total_steps:
-        changed[_WARMUP] = _shortened(prefix + _WARMUP, of_run, before.total_steps, run.total_steps)
-    if not run.phases or "phases" in overridden:  # the warm-ups in such phases are the user's
-        return with_values(run, changed)
-    for number, (steps, old_steps) in enumerate(zip(run.phase_steps(), before.phase_steps(), strict=True)):
-        warmup: Any = run.phases[number].get(_WARMUP, of_run)
-        ends_within = steps if run.optimizer.restart_schedule else run.total_steps
-        was_within = old_steps if run.optimizer.restart_schedule else before.total_steps
-        is_own = _WARMUP in run.phases[number] or run.optimizer.restart_schedule
-        key = f"phases.{number}.{_WARMUP}"
-        if is_own and key not in overridden and ends_within < was_within:
-            changed[key] = _shortened(prefix + key, warmup, was_within, ends_within)
-    return with_values(run, changed)
-
-
-def _shortened(key: str, warmup: int, old_steps: int, steps: int) -> int:
-    """Returns the warm-up of a run that was shortened from `old_steps` to `steps`, and logs it."""
-    shortened = min(max(1, round(warmup * steps / max(1, old_steps))), max(0, steps - 1), warmup)
-    log.info("%s=%d instead of %d: the run has %d steps instead of %d", key, shortened, warmup, steps, old_steps)
-    return shortened

@@ -17,7 +17,7 @@ MESHES = {
 SETTINGS = {
     "model.num_hidden_layers": 1, "model.hidden_size": 32, "model.num_attention_heads": 4,
     "model.intermediate_size": 64, "model.max_position_embeddings": 64, "data.max_predictions": 10, "total_steps": 4,
-    "global_batch_size": 16, "log_every_steps": 1, "eval_every_steps": 2, "eval_batches": 1, "tracking.samples": 2,
+    "global_batch_size": 16, "log_every_steps": 1, "eval_every_steps": 2, "eval_batches": 1,
     "checkpoint.every_steps": 2, "optimizer.warmup_steps": 1, "eval_at_start": True,
 }  # fmt: skip
 

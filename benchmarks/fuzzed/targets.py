@@ -291,14 +291,12 @@ _SWAG = (
     + "".join(f'{n},v{n},{n},a b,a,b,gold,one,"two, 2",three,four,{n % 4}\n' for n in range(4))
 )  # fmt: skip
 _WIKI = '<doc id="1" url="u" title="T">\nT\n\nA film.\nIt was good.\n</doc>\n<doc id="2">\nB\n\nText.\n</doc>\n'
-_MASK = {"target": "film", "probability": 0.1, "fills": [["film", 0.5], ["b", 0.25]]}
 _METRICS = "".join(
     json.dumps({"step": 10 * step} | row) + "\n"
     for step in (1, 2)
     for row in (
         {"mlm_loss": 5.0, "nsp_accuracy": 0.7, "learning_rate": 1e-4, "tokens_per_second": 100.0, "time": 3.5},
         {"split": "eval", "mlm_loss": 4.5, "unigram_loss": 7.0, "dev/accuracy": 0.5},
-        {"split": "samples", "samples": [{"text": "a [MASK] text", "masks": [_MASK]}]},
     )
 )
 
@@ -316,7 +314,7 @@ TARGETS = {
     "config overrides": Target(
         "overrides.txt",
         lambda: _encoded(
-            "total_steps=100\noptimizer.learning_rate=1e-4\nmesh.data=-1", "phases=({'steps': 5},)\nseed=3",
+            "total_steps=1000\noptimizer.learning_rate=1e-4\nmesh.data=-1", "phases=({'steps': 5},)\nseed=3",
             "data.packing=True\nmodel.hidden_size=64\nobjective.mask_rate=0.3",
         ),
         _overrides,

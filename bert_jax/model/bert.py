@@ -28,7 +28,7 @@ from bert_jax.model.layers import (
     split_keys,
     truncated_normal,
 )
-from bert_jax.model.workarounds import add_bias, vocabulary_product
+from bert_jax.model.workarounds import add_bias
 
 # Intermediates that the backward pass reads, by their `checkpoint_name`.
 _READ = (
@@ -193,7 +193,8 @@ class VocabularyProjection:
     def logits(self) -> jax.Array:
         """Computes fp32 logits [..., V]; those of padding are -inf."""
         x = self.hidden.reshape(-1, self.hidden.shape[-1])
-        logits = vocabulary_product(x, self.word_embeddings)
+        words = self.word_embeddings.astype(x.dtype)
+        logits = jnp.einsum("nd,vd->nv", x, words, preferred_element_type=jnp.float32)
         is_word = jnp.arange(logits.shape[-1]) < self.vocab_size
         logits = jnp.where(is_word, add_bias(logits, self.bias), -jnp.inf)
         return logits.reshape(*self.hidden.shape[:-1], -1)

@@ -1,10 +1,10 @@
 """Standard operations in a form that avoids a defect or a slow path of XLA or JAX, each with its reason.
 
 Where no upstream issue is named, none is known; the plain form is then named. To check whether a workaround can go, put
-the plain form in its place and compare the named symptom. Workarounds of collectives are in `parallel.collectives`.
+the plain form in its place and compare the named symptom.
 
 A form for the slow paths of XLA:CPU stays if the plain form makes a training step take 5% more of the CPU's time. The
-figures are of `bert:L4_H256` with 8 rows of 128 tokens on two cores with AVX512-BF16, by jaxlib 0.10.
+figures are of `bert:L4_H256` with 8 rows of 128 tokens on two cores, by jaxlib 0.10.
 """
 
 import functools
@@ -26,80 +26,9 @@ def weight_einsum(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
     the time of a training step on a CPU. `checkpoint_name` calls the result "weight_product".
     """
     tokens = x.reshape(-1, *x.shape[2:])
-    product = checkpoint_name(_einsum(equation, x.dtype, tokens, kernel), "weight_product")
-    result: jax.Array = product.reshape(*x.shape[:2], *product.shape[1:])
+    product = jnp.einsum(equation, tokens, kernel.astype(x.dtype), preferred_element_type=x.dtype)
+    result: jax.Array = checkpoint_name(product, "weight_product").reshape(*x.shape[:2], *product.shape[1:])
     return result
-
-
-def vocabulary_product(x: jax.Array, words: jax.Array) -> jax.Array:
-    """Computes the fp32 product [N, V] of x [N, D] and words [V, D], which are multiplied in the type of x."""
-    return _einsum("nd,vd->nv", jnp.float32, x, words)
-
-
-def _einsum(equation: str, dtype: jnp.dtype, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Computes `jnp.einsum(equation, x, kernel.astype(x.dtype))` in `dtype`, for x [T, ...]."""
-    return (_bfloat16_einsum if x.dtype == jnp.bfloat16 else _plain_einsum)(equation, dtype, x, kernel)
-
-
-def _plain_einsum(equation: str, dtype: jnp.dtype, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return jnp.einsum(equation, x, kernel.astype(x.dtype), preferred_element_type=dtype)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _bfloat16_einsum(equation: str, dtype: jnp.dtype, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Computes `_plain_einsum` for x in bfloat16; saves x and the kernel as they are.
-
-    XLA:CPU multiplies matrices of bfloat16 to one of float32 at twice the speed of float32, but to one of bfloat16 at
-    less than that speed, and a gradient of float32 in float32: a step in bfloat16 takes 43% longer without this.
-    """
-
-    def on_cpu(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return _plain_einsum(equation, jnp.float32, x, kernel).astype(dtype)
-
-    plain = functools.partial(_plain_einsum, equation, dtype)
-    result: jax.Array = jax.lax.platform_dependent(x, kernel, default=plain, cpu=on_cpu)
-    return result
-
-
-def _bfloat16_einsum_forward(equation: str, dtype: jnp.dtype, x: jax.Array, kernel: jax.Array) -> tuple[Any, ...]:
-    return _bfloat16_einsum(equation, dtype, x, kernel), (x, kernel)
-
-
-def _bfloat16_einsum_backward(
-    equation: str, dtype: jnp.dtype, saved: tuple[jax.Array, jax.Array], gradient: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    inputs, weights, outputs = equation.replace("->", ",").split(",")
-
-    def plain(x: jax.Array, kernel: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-        _, pullback = jax.vjp(functools.partial(_plain_einsum, equation, dtype), x, kernel)
-        of_x, of_kernel = pullback(gradient)
-        return of_x, of_kernel
-
-    def on_cpu(x: jax.Array, kernel: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-        gradient = gradient.astype(x.dtype)
-        by_x = _plain_einsum(f"{outputs},{weights}->{inputs}", jnp.float32, gradient, kernel).astype(x.dtype)
-        factors = (x, gradient) if weights[0] in inputs else (gradient, x)
-        by_kernel = _product_over_rows(*(factor.reshape(len(x), -1) for factor in factors))
-        return by_x, by_kernel.reshape(kernel.shape).astype(kernel.dtype)
-
-    result: tuple[jax.Array, jax.Array] = jax.lax.platform_dependent(*saved, gradient, default=plain, cpu=on_cpu)
-    return result
-
-
-_bfloat16_einsum.defvjp(_bfloat16_einsum_forward, _bfloat16_einsum_backward)
-
-
-def _product_over_rows(left: jax.Array, right: jax.Array) -> jax.Array:
-    """Computes the fp32 product [I, O] of left [T, I] and right [T, O].
-
-    XLA:CPU takes longer for a product along the first axis of the left matrix, and turns a transpose followed by a
-    product into one. It does not recognize a transpose of three axes, so rows become two of them, with zeros up to a
-    multiple of 8. A step in bfloat16 takes 16% longer without this.
-    """
-    padding = ((0, -len(left) % 8), (0, 0))
-    left, right = jnp.pad(left, padding), jnp.pad(right, padding)
-    transposed = left.reshape(-1, 8, left.shape[1]).transpose(2, 0, 1).reshape(left.shape[::-1])
-    return jnp.matmul(transposed, right, preferred_element_type=jnp.float32)
 
 
 def is_argmax(logits: jax.Array, labels: jax.Array, label_logits: jax.Array) -> jax.Array:
@@ -116,9 +45,8 @@ def is_argmax(logits: jax.Array, labels: jax.Array, label_logits: jax.Array) -> 
 def add_bias(x: jax.Array, bias: jax.Array) -> jax.Array:
     """Computes x [..., *S] + bias [*S] in the type of x.
 
-    XLA:CPU adds up the gradient of a bias at 2 GB/s if it has tens of thousands of elements, or if x is in bfloat16;
-    the product of a vector of ones with it takes a thirtieth of the time. Without it a step takes 6% longer in float32,
-    and 19% in bfloat16.
+    XLA:CPU adds up the gradient of a bias of tens of thousands of elements at 2 GB/s; the product of a vector of ones
+    with it takes a thirtieth of the time. Without it a step takes 6% longer.
     """
     return x + bias.astype(x.dtype)
 
@@ -129,9 +57,7 @@ def _add_bias_forward(x: jax.Array, bias: jax.Array) -> tuple[jax.Array, jax.Arr
 
 def _add_bias_backward(bias: jax.Array, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
     def plain(gradient: jax.Array) -> jax.Array:
-        transpose = jax.linear_transpose(lambda bias: jnp.zeros_like(gradient) + bias.astype(gradient.dtype), bias)
-        result: jax.Array = transpose(gradient)[0]
-        return result
+        return gradient.astype(bias.dtype).sum(axis=range(gradient.ndim - bias.ndim))
 
     def on_cpu(gradient: jax.Array) -> jax.Array:
         rows = gradient.reshape(-1, bias.size)

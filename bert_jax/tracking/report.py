@@ -1,4 +1,4 @@
-"""`bert-jax report`: one page with results, curves, fills and settings of runs beside each other.
+"""`bert-jax report`: one page with results, curves and settings of runs beside each other.
 
 A search adds the table of its trials, a study its table of scores. Metrics have their names of `metrics.jsonl`. Plotly
 draws the page, which loads nothing.
@@ -20,19 +20,16 @@ from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.format_versions import read_json
 from bert_jax.sections import Section, flatten, from_mapping
-from bert_jax.tracking.metrics import SAMPLES, read_metrics
+from bert_jax.tracking.metrics import read_metrics
 
 MOST_POINTS = 200
 """Points of a curve; of more rows, each point is the mean of as many as needed."""
-MOST_FILLS = 6
-"""Evaluations whose fills are shown, the last one among them."""
 _HEADINGS = {PretrainConfig: "Pre-training", FinetuneConfig: "Fine-tuning"}
 _AXES = ("step", "tokens_seen", "hours")
 _NO_SCORES = re.compile(r"split|step|hours|time|.*_seen|data|sequences")
 _NO_CURVES = re.compile(rf"{_NO_SCORES.pattern}|epoch.*|nonfinite_streak|steps_averaged|examples_.*")
 _SHARES = re.compile(r".*accuracy|mfu|.*_share")
 """Metrics from 0 to 1, whose axes are in percent."""
-_LONGEST_NAME = 40  # characters of a name in the legend
 _DASHES = {"training": "solid", "eval": "solid", "dev": "solid", "unigram baseline": "dash"}  # others are dotted
 # No address may be loaded, whatever a file of a run contains. Plotly writes styles and makes images of plots.
 _HEAD = (
@@ -44,7 +41,7 @@ _HEAD = (
     "@media (prefers-color-scheme: dark) { html { background: #111 } "
     "body { margin: 0; padding: 16px; background: #fff; filter: invert(0.93) hue-rotate(180deg) } }</style>"
 )
-_SEARCH, _STUDY, _COMPILED = "search.json", "table.json", ".json"
+_SEARCH, _STUDY = "search.json", "table.json"
 Table = tuple[str, list[str], list[list[Any]]]
 """Caption, heads and rows. A cell is a text, a number or None."""
 
@@ -74,8 +71,6 @@ def read_runs(paths: Sequence[str]) -> list[ReportedRun]:
     """
     rows: dict[epath.Path, list[dict[str, Any]]] = {}
     for path in paths:
-        if path.endswith(_COMPILED):
-            continue
         folder = remote.absolute(path)
         inside = [] if read_metrics(folder) else [*remote.children(folder), *remote.children(folder / "pretraining")]
         with_metrics = {place: found for place in [folder, *inside] if (found := read_metrics(place))}
@@ -91,10 +86,10 @@ def _read_run(name: str, folder: epath.Path, rows: Sequence[Mapping[str, Any]]) 
     config, result = (
         read_json(file) if remote.exists(file) else {} for file in (folder / "config.json", folder / "result.json")
     )
-    splits: dict[str, list[Mapping[str, Any]]] = {"training": [], "eval": [], SAMPLES: []}
+    splits: dict[str, list[Mapping[str, Any]]] = {"training": [], "eval": []}
     for row in rows:
         hours = (row.get("time", math.nan) - rows[0].get("time", math.nan)) / 3600
-        values = {key: value for key, value in row.items() if key == SAMPLES or isinstance(value, (int, float))}
+        values = {key: value for key, value in row.items() if isinstance(value, (int, float))}
         splits[row.get("split", "training")].append({**values, "hours": hours})
     evaluations = [row for row in splits["eval"] if row["step"] == result.get("step")] or splits["eval"]
     final = {**(splits["training"] or [{}])[-1], **(evaluations or [{}])[-1]}
@@ -102,14 +97,8 @@ def _read_run(name: str, folder: epath.Path, rows: Sequence[Mapping[str, Any]]) 
 
 
 def tables(path: str) -> Iterator[Table]:
-    """Yields the table of the trials of a search, of the scores of a study, and of a file of `compile --json`."""
+    """Yields the table of the trials of a search, and of the scores of a study."""
     folder = remote.absolute(path)
-    if path.endswith(_COMPILED):
-        phases = read_json(folder)["phases"]
-        values = [{**phase, **(phase["estimate"] or {})} for phase in phases]
-        keys = [key for key, value in values[0].items() if isinstance(value, (str, int, float))]
-        heads = [f"steps {phase['first_step']}–{phase['last_step']}" for phase in phases]
-        yield folder.name, ["", *heads], [[key, *(phase[key] for phase in values)] for key in keys]
     if remote.exists(folder / _SEARCH):
         search = read_json(folder / _SEARCH)
         trials = search["by_learning_rate"].items()
@@ -160,18 +149,6 @@ def settings(runs: Sequence[ReportedRun]) -> Table:
     return note, ["key", "default", *(run.name for run in known)], rows
 
 
-def fills(run: ReportedRun) -> Table:
-    """Returns the most probable word for each mask of its texts, evaluation by evaluation."""
-    found = run.splits[SAMPLES]
-    shown = [found[place] for place in sorted({*np.linspace(0, len(found) - 1, MOST_FILLS).round().astype(int)})]
-    masks = [[(text["text"], mask) for text in row[SAMPLES] for mask in text["masks"]] for row in shown]
-    rows = [
-        [column[0][0], column[0][1]["target"], *("{} {:.2f}".format(*mask["fills"][0]) for _, mask in column)]
-        for column in zip(*masks, strict=True)
-    ]
-    return f"{run.name}: most probable fills by step", ["text", "target", *(str(row["step"]) for row in shown)], rows
-
-
 def _html(table: Table) -> str:
     def cell(value: Any) -> str:
         if isinstance(value, float):
@@ -217,7 +194,7 @@ def make_figure(runs: Sequence[ReportedRun]) -> Any:
     for run, panel, label, points in drawn:
         place, name = divmod(panels.index(panel), 2), escape(run.name)
         figure.add_scatter(
-            x=points[:, 0].tolist(), y=points[:, -1].tolist(), name=_shortened(run.name), legendgroup=name,
+            x=points[:, 0].tolist(), y=points[:, -1].tolist(), name=name, legendgroup=name,
             opacity=0.5 if label == "training" else 1.0, showlegend=name not in named,
             mode="lines" if label in ("training", "unigram baseline") and len(points) > 1 else "lines+markers",
             line={"color": colors[run.name], "dash": _DASHES.get(label, "dot")},
@@ -249,12 +226,6 @@ def make_figure(runs: Sequence[ReportedRun]) -> Any:
     return figure
 
 
-def _shortened(name: str) -> str:
-    """Returns a name for the legend, in HTML; of a long one the beginning and the end."""
-    half = _LONGEST_NAME // 2
-    return escape(name if len(name) <= _LONGEST_NAME else f"{name[:half]}…{name[-half:]}")
-
-
 def write_report(paths: Sequence[str], output: str) -> list[dict[str, Any]]:
     """Writes a page on runs to `output`, which ends with .html.
 
@@ -271,8 +242,7 @@ def write_report(paths: Sequence[str], output: str) -> list[dict[str, Any]]:
             if group := [run for run in runs if run.kind is kind]:
                 figure = make_figure(group).to_html(full_html=False, include_plotlyjs=not has_script)
                 table, has_script = results(group), True
-                samples = [_html(fills(run)) for run in group if run.splits[SAMPLES]]
-                parts += [f"<h1>{heading}</h1>", _html(table), figure, *samples, _html(settings(group))]
+                parts += [f"<h1>{heading}</h1>", _html(table), figure, _html(settings(group))]
                 rows += [dict(zip(table[1], row, strict=True)) for row in table[2]]
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InputError(f"{', '.join(paths)}: unexpected contents ({type(error).__name__}: {error!s:.99})") from error

@@ -95,16 +95,13 @@ def initialize_from(checkpoint: Checkpoint, spec: StateSpec) -> TrainState:
 
 # --- Values of a config that a checkpoint decides: -1 for a number and "auto" for a text, as in configs/continue.py
 
-AUTO = "auto"
-_WARMUP = "optimizer.warmup_steps"
-
 
 def fill_in_from_checkpoint(config: PretrainConfig, workdir: epath.Path | None = None) -> PretrainConfig:
     """Returns the config with the sizes and the objective of the checkpoint in `init`, where it leaves them open.
 
     The sizes are those of the checkpoint, with as many positions as the longest sequence of the datasets if those are
     more. NSP is trained if the checkpoint was trained with it, and every dataset has pairs. A run that resumes in
-    `workdir` has the values and the finished warm-up that it began with, and needs no `init`.
+    `workdir` has the values that it began with, and needs no `init`.
 
     Raises InputError if no checkpoint is given, for a value of the config that contradicts it, and if `workdir` holds a
     fine-tuning run.
@@ -113,12 +110,11 @@ def fill_in_from_checkpoint(config: PretrainConfig, workdir: epath.Path | None =
     if before is not None:
         if before.task is not None:
             raise InputError(f"workdir={workdir}: holds a fine-tuning run; choose another folder")
-        config = _keep_warmup(config, before)
         if not config.init:
             config = with_values(config, {"init": before.config["init"]})
     open_keys = [
         key for key, value in flatten(config)
-        if value in (-1, AUTO) and key.startswith(("model.", "objective.")) and key != "model.vocab_size"
+        if value in (-1, "auto") and key.startswith(("model.", "objective.")) and key != "model.vocab_size"
     ]  # fmt: skip
     if not open_keys:
         return config
@@ -144,15 +140,6 @@ def fill_in_from_checkpoint(config: PretrainConfig, workdir: epath.Path | None =
         checkpoint.bert_config.max_position_embeddings, filled.objective.lm, filled.objective.nsp,
     )  # fmt: skip
     return filled
-
-
-def _keep_warmup(config: PretrainConfig, before: Checkpoint) -> PretrainConfig:
-    """Returns the config with the warm-up of a run that resumes after it: a run does not warm up again."""
-    began, now = before.config["optimizer"]["warmup_steps"], config.optimizer.warmup_steps
-    if config.optimizer.restart_schedule or began == now or not began <= before.step:
-        return config
-    log.info("%s=%d instead of %d: the warm-up of %s is over", _WARMUP, began, now, before.path)
-    return with_values(config, {_WARMUP: began})
 
 
 def _checkpoint_values(checkpoint: Checkpoint, config: PretrainConfig) -> dict[str, Any]:

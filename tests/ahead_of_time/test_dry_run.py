@@ -158,9 +158,9 @@ def test_kept_checkpoints_of_a_resumed_run_are_those_that_it_leaves(dataset_dir:
 
 def test_command_prints_one_json_document(dataset_dir: Path, capsys: pytest.CaptureFixture):
     command = ["pretrain", "--config=bert_tiny", f"--config.data.path={dataset_dir}", "--dry_run", "--device=v5p"]
-    assert cli.main([*command, "--json", "--config.total_steps=40"]) == 0
+    assert cli.main([*command, "--json", "--config.total_steps=1e3"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert (found["device"], found["total_steps"]) == ("TPU v5p", 40)
+    assert (found["device"], found["total_steps"]) == ("TPU v5p", 1_000)
     assert cli.main([*command, "--devices=7"]) == 2
     for words, named in (([], "--workdir"), (["--workdir=runs/a", "--device=v5e"], "--device")):
         capsys.readouterr()
