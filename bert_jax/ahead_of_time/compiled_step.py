@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from bert_jax.ahead_of_time.hlo import read_collectives, read_loops, read_parts
+from bert_jax.ahead_of_time.hlo import read_collectives, read_parts
 from bert_jax.ahead_of_time.target import Target, open_target, out_of_memory
 from bert_jax.config_keys import PretrainConfig
 from bert_jax.data.dataset import PreparedDataset
@@ -136,7 +136,6 @@ def compile_step(target: Target, plan: Plan, *, profile: bool = False) -> dict[s
         "hbm_bytes": hbm,
         "hbm_share": peak / hbm if hbm else None,
         "model_flops": model_flops,
-        "loops": read_loops(program) if program else None,
         "collectives": [asdict(c) for c in read_collectives(program, mesh.shape, target.slices)] if program else None,
         "estimate": estimate_time(program, target.devices[0].device_kind, model_flops / devices, profile=profile),
         "problem": problem,

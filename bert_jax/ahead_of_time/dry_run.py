@@ -17,7 +17,6 @@ from bert_jax.parallel.mesh import BATCH_AXES, abstract_mesh
 from bert_jax.sections import check_kind
 from bert_jax.tracking.flops import device_kind, peak_flops
 from bert_jax.tracking.throughput import pretraining_work
-from bert_jax.training.checkpointer import plan_saves
 from bert_jax.training.initialization import fill_in_from_checkpoint, open_init
 from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.pretrain import plan_state
@@ -75,7 +74,10 @@ def plan_run(
         for part in (state.parameters, state.optimizer_state)
     )
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    saves = plan_saves(config, [phase["last_step"] for phase in phases], before, folder)
+    keys = config.checkpoint
+    every = range(0, config.total_steps + 1, keys.milestone_every_steps or config.total_steps + 1)
+    milestones = {*keys.milestones, *(every if keys.milestone_every_steps else ())}
+    kept = len(milestones) + keys.keep
     peak, start = peak_flops(kind), resumed or 0
     left = sum(
         phase["model_flops_per_step"] * max(0, phase["last_step"] - max(start, phase["first_step"] - 1))
@@ -98,7 +100,7 @@ def plan_run(
             "optimizer_bytes": optimizer,
             "sum_with_gradients_bytes": 2 * parameters + optimizer,
         },
-        "checkpoints": {"bytes": size, **saves, "kept_bytes": saves["kept"] * size},
+        "checkpoints": {"bytes": size, "milestones": len(milestones), "kept": kept, "kept_bytes": kept * size},
     }
 
 

@@ -1,4 +1,4 @@
-"""Parses the collectives, loops and estimated times of a compiled step from the text of its program (HLO).
+"""Parses the collectives and estimated times of a compiled step from the text of its program (HLO).
 
 A program is a set of computations; a loop's body runs once per iteration. XLA writes the groups of devices of a
 collective in three notations, from each of which follow the axes of the mesh that it runs along.
@@ -7,7 +7,7 @@ collective in three notations, from each of which follow the axes of the mesh th
 import collections
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -93,15 +93,6 @@ def read_collectives(program: str, mesh: Mapping[str, int], slices: int = 1) -> 
     return sorted((Collective(*key, *numbers.tolist()) for key, numbers in sums.items()), key=lambda one: -one.bytes)
 
 
-def read_loops(program: str) -> list[dict[str, int]]:
-    """Returns the loops of a compiled program: nesting `depth` and number of iterations (`trips`) of each.
-
-    Twice as many loops as in the source indicate a program that does its work twice.
-    """
-    loops = [{"depth": line.loops, "trips": line.trips} for line in _lines(program) if line.trips]
-    return sorted(loops, key=lambda loop: (loop["depth"], loop["trips"]))
-
-
 @dataclass(frozen=True)
 class Part:
     """Instructions of one operation in one module, with the cycles that XLA:TPU estimates for them.
@@ -152,13 +143,12 @@ def _place(text: str) -> tuple[str, str, str]:
 
 
 class _Line(NamedTuple):
-    """An instruction: its computation, text, executions per step, loop depth, and trips of the loop that it is."""
+    """An instruction: its computation, text, executions per step, and loop depth."""
 
     computation: str
     text: str
     runs: int
     loops: int
-    trips: int
 
 
 def _lines(program: str) -> list[_Line]:
@@ -175,29 +165,26 @@ def _lines(program: str) -> list[_Line]:
         runs[name] = before + times, loops
         for text in computations[name]:
             if loop := _WHILE.search(text):
-                visit(loop[1], times * _trips(text, computations), loops)
-                visit(loop[2], times * _trips(text, computations), loops + 1)
+                trips = _trips(text, computations[loop[1]])
+                visit(loop[1], times * trips, loops)
+                visit(loop[2], times * trips, loops + 1)
             elif _INSTRUCTION.match(text) is None:  # a collective calls an addition
                 called = re.findall(r"[\w.\-]+", " ".join(_CALLED.findall(text)))
                 for other in filter(computations.__contains__, called):
                     visit(other, times, loops)
 
     visit(entry, 1, 0)
-    return [
-        _Line(name, text, times, loops, _trips(text, computations))
-        for name, (times, loops) in runs.items() for text in computations[name]
-    ]  # fmt: skip
+    return [_Line(name, text, *counts) for name, counts in runs.items() for text in computations[name]]
 
 
-def _trips(text: str, computations: Mapping[str, list[str]]) -> int:
+def _trips(loop: str, condition: Sequence[str]) -> int:
     """Returns the iterations of a loop: XLA's trip count, or else the constant that its counter is compared with.
 
-    The counter starts at 0. Returns 1 if neither is known, and 0 for another instruction.
+    The counter starts at 0. Returns 1 if neither is known.
     """
-    loop = _WHILE.search(text)
-    if known := loop and re.search(r'"known_trip_count":\{"n":"(\d+)"', text):
+    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop):
         return int(known[1])
-    constants = re.findall(r"= s32\[\]\S* constant\((\d+)\)", "\n".join(computations[loop[1]])) if loop else ["0"]
+    constants = re.findall(r"= s32\[\]\S* constant\((\d+)\)", "\n".join(condition))
     return int(constants[0]) if len(constants) == 1 else 1
 
 

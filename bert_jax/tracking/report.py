@@ -1,7 +1,6 @@
 """`bert-jax report`: one page with results, curves and settings of runs beside each other.
 
-A search adds the table of its trials, a study its table of scores. Metrics have their names of `metrics.jsonl`. Plotly
-draws the page, which loads nothing.
+Metrics have their names of `metrics.jsonl`. Plotly draws the page, which loads nothing.
 """
 
 import json
@@ -28,8 +27,6 @@ _HEADINGS = {PretrainConfig: "Pre-training", FinetuneConfig: "Fine-tuning"}
 _AXES = ("step", "tokens_seen", "hours")
 _NO_SCORES = re.compile(r"split|step|hours|time|.*_seen|data|sequences")
 _NO_CURVES = re.compile(rf"{_NO_SCORES.pattern}|epoch.*|nonfinite_streak|steps_averaged|examples_.*")
-_SHARES = re.compile(r".*accuracy|mfu|.*_share")
-"""Metrics from 0 to 1, whose axes are in percent."""
 _DASHES = {"training": "solid", "eval": "solid", "dev": "solid", "unigram baseline": "dash"}  # others are dotted
 # No address may be loaded, whatever a file of a run contains. Plotly writes styles and makes images of plots.
 _HEAD = (
@@ -41,7 +38,6 @@ _HEAD = (
     "@media (prefers-color-scheme: dark) { html { background: #111 } "
     "body { margin: 0; padding: 16px; background: #fff; filter: invert(0.93) hue-rotate(180deg) } }</style>"
 )
-_SEARCH, _STUDY = "search.json", "table.json"
 Table = tuple[str, list[str], list[list[Any]]]
 """Caption, heads and rows. A cell is a text, a number or None."""
 
@@ -67,14 +63,14 @@ class ReportedRun:
 def read_runs(paths: Sequence[str]) -> list[ReportedRun]:
     """Reads the runs in workdirs, in searches, in studies and in folders of runs.
 
-    Raises InputError for a path without any metrics or table of scores.
+    Raises InputError for a path without any metrics.
     """
     rows: dict[epath.Path, list[dict[str, Any]]] = {}
     for path in paths:
         folder = remote.absolute(path)
         inside = [] if read_metrics(folder) else [*remote.children(folder), *remote.children(folder / "pretraining")]
         with_metrics = {place: found for place in [folder, *inside] if (found := read_metrics(place))}
-        if not with_metrics and not remote.exists(folder / _STUDY):
+        if not with_metrics:
             raise InputError(f"{path} has no metrics; expected a workdir of `bert-jax pretrain`, `finetune` or `study`")
         rows |= with_metrics
     are_distinct = len({folder.name for folder in rows}) == len(rows)
@@ -94,33 +90,6 @@ def _read_run(name: str, folder: epath.Path, rows: Sequence[Mapping[str, Any]]) 
     evaluations = [row for row in splits["eval"] if row["step"] == result.get("step")] or splits["eval"]
     final = {**(splits["training"] or [{}])[-1], **(evaluations or [{}])[-1]}
     return ReportedRun(name, kind, splits, dict(flatten(from_mapping(kind, config))) if config else {}, final)
-
-
-def tables(path: str) -> Iterator[Table]:
-    """Yields the table of the trials of a search, and of the scores of a study."""
-    folder = remote.absolute(path)
-    if remote.exists(folder / _SEARCH):
-        search = read_json(folder / _SEARCH)
-        trials = search["by_learning_rate"].items()
-        seeds = list(dict.fromkeys(seed for _, trial in trials for seed in trial["scores"]))
-        rows = [
-            [rate, trial["median"], *(trial["scores"].get(seed) for seed in seeds)] for rate, trial in trials
-        ]  # fmt: skip
-        note = f"{folder.name}: {search['metric']} of each trial"
-        yield note, ["learning_rate", "median", *(f"seed {seed}" for seed in seeds)], rows
-    if remote.exists(folder / _STUDY):
-        study = read_json(folder / _STUDY)
-        heads, rows = ["row"], [[row["name"]] for row in study["rows"]]
-        for column in study["columns"]:
-            cells = [row["columns"][column] for row in study["rows"]]
-            kinds = {column: "mean", "±": "deviation", "paper": "paper"}
-            used = {
-                head: kind for head, kind in kinds.items() if kind == "mean" or any(cell.get(kind) for cell in cells)
-            }
-            heads += used
-            for row, cell in zip(rows, cells, strict=True):
-                row += [cell.get(kind) for kind in used.values()]
-        yield study["title"] or folder.name, heads, rows
 
 
 def results(runs: Sequence[ReportedRun]) -> Table:
@@ -210,15 +179,6 @@ def make_figure(runs: Sequence[ReportedRun]) -> Any:
     ]  # fmt: skip
     menu = {"type": "buttons", "direction": "right", "x": 0, "y": 1 + 0.12 / down, "buttons": buttons}
     figure.update_xaxes(matches="x", showticklabels=True)
-    for number, panel in enumerate(panels):
-        values = np.concatenate([points[:, -1] for _, name, _, points in drawn if name == panel])
-        least, most = np.nanmin(values), np.nanmax(values)
-        figure.update_yaxes(
-            tickformat="~%" if _SHARES.fullmatch(panel) and most <= 1 else "~g",
-            # plotly shows a constant between -1 and 1 more
-            range=sorted([0.9 * most, 1.1 * most]) if least == most != 0 else None,
-            row=number // 2 + 1, col=number % 2 + 1,
-        )  # fmt: skip
     figure.update_layout(
         template="plotly_white", height=90 + 300 * down, showlegend=True, legend={"font": {"size": 11}},
         updatemenus=[{**menu, "xanchor": "left", "yanchor": "bottom"}],
@@ -237,7 +197,6 @@ def write_report(paths: Sequence[str], output: str) -> list[dict[str, Any]]:
     parts, rows, has_script = [_HEAD], [], False
     try:
         runs = read_runs(paths)
-        parts += [_html(table) for path in paths for table in tables(path)]
         for kind, heading in _HEADINGS.items():
             if group := [run for run in runs if run.kind is kind]:
                 figure = make_figure(group).to_html(full_html=False, include_plotlyjs=not has_script)

@@ -4,7 +4,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -14,7 +14,6 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as managers
 
-from bert_jax.config_keys import PretrainConfig
 from bert_jax.model import BertConfig
 from bert_jax.runtime.processes import any_process, is_first
 from bert_jax.training.checkpoints import (
@@ -45,27 +44,6 @@ class KeepChosen:
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Returns whether each checkpoint is preserved."""
         return [self.is_kept(found.step) for found in checkpoints]
-
-
-def plan_saves(
-    config: PretrainConfig, phase_ends: Iterable[int], before: Checkpoint | None, workdir: epath.Path | None
-) -> dict[str, int]:
-    """Plans the saves of a run that resumes from the checkpoint `before` of `workdir`; None for a new run.
-
-    Returns the number of `saves` that are left, that of `milestones` of the whole run, and that of the checkpoints that
-    are `kept` at its end, milestones included.
-    """
-    keys, total = config.checkpoint, config.total_steps
-    every = keys.milestone_every_steps
-    milestones = {*keys.milestones, *(range(0, total + 1, every) if every else ())}
-    regular = {*range(keys.every_steps, total + 1, keys.every_steps), *phase_ends}
-    due, saved, earlier = regular | milestones, set[int](), set[int]()
-    if before is not None and workdir is not None:  # newer steps are damaged
-        due = {step for step in due if step > before.step}
-        saved, earlier = {int(step.name) for step in step_folders(workdir)}, {*before.milestones}
-        saved = {step for step in saved if step <= before.step}
-    kept = {*sorted(due | saved)[-keys.keep :], *((due | saved) & (milestones | earlier))}
-    return {"saves": len(due), "milestones": len(milestones), "kept": len(kept)}
 
 
 class Checkpointer:

@@ -144,12 +144,6 @@ def make_optimizer(config: OptimizerKeys, info: Parameters) -> optax.GradientTra
     )
 
 
-def state_structure(config: OptimizerKeys) -> Any:
-    """Returns the structure of the optimizer's state for one parameter: a run keeps it when it resumes."""
-    optimizer = make_optimizer(config, {"kernel": ParameterInfo((None,))})
-    return jax.tree.structure(jax.eval_shape(optimizer.init, {"kernel": jax.ShapeDtypeStruct((1,), jnp.float32)}))
-
-
 def learning_rate_schedule(
     peak: float, warmup_steps: int, total_steps: int, *, decay_power: float = 1.0, start: int = 0
 ) -> optax.Schedule:

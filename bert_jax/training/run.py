@@ -27,7 +27,6 @@ from bert_jax.sections import Section, flatten, from_mapping, to_dict
 from bert_jax.tracking.trackers import MetricsFile, TensorBoard, Tracker, Trackers, WeightsAndBiases
 from bert_jax.training.checkpointer import Checkpointer
 from bert_jax.training.checkpoints import Checkpoint, check_place, newest_intact, other_vocabulary_error
-from bert_jax.training.optimizer import state_structure
 from bert_jax.training.phases import Phase, Plan, plan_phases
 from bert_jax.training.train_step import TrainState
 
@@ -221,12 +220,6 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> Checkpoint | N
     if step > phases[-1].stop:
         raise InputError(f"workdir={folder}: is at step {step}, past total_steps={phases[-1].stop}; raise total_steps")
     plans = plan_phases(from_mapping(type(phases[0].config), before.config))
-    has, wanted = plans[0].config.optimizer, phases[0].config.optimizer
-    if state_structure(has) != state_structure(wanted):
-        raise InputError(
-            f"workdir={folder}: its optimizer's state is that of optimizer.name={has.name}, which "
-            f"optimizer.name={wanted.name} cannot continue; set optimizer.name={has.name}, or choose another folder"
-        )
     changed: dict[str, str] = {}
     for old, new, dataset_hash in zip(plans, phases, before.dataset_hashes, strict=False):
         if min(old.stop, step) != min(new.stop, step):

@@ -73,10 +73,11 @@ def test_memory_is_that_of_the_shards_of_the_state(dataset_dir: Path, model: Ber
     assert zero["optimizer_bytes"] < whole["optimizer_bytes"] / 2
 
 
-def test_checkpoints_are_counted_per_phase(dataset_dir: Path):
+def test_steps_are_planned_by_phase_and_checkpoints_are_counted(dataset_dir: Path):
     phases = ({"steps": 3}, {"steps": -1, "global_batch_size": 32})
-    found = plan(dataset_dir, phases=phases, checkpoint__every_steps=4, checkpoint__keep=2)
-    assert (found["checkpoints"]["saves"], found["checkpoints"]["kept"]) == (3, 2)  # after steps 3, 4 and 8
+    milestones = {"checkpoint__milestones": (0, 5), "checkpoint__milestone_every_steps": 4}
+    found = plan(dataset_dir, phases=phases, checkpoint__keep=2, **milestones)
+    assert (found["checkpoints"]["milestones"], found["checkpoints"]["kept"]) == (4, 6)  # 0, 4, 5 and 8
     assert [(phase["first_step"], phase["last_step"]) for phase in found["phases"]] == [(1, 3), (4, 8)]
     assert found["total_tokens"] == (3 * 16 + 5 * 32) * 64
 
@@ -140,20 +141,8 @@ def test_plan_of_a_started_run_has_the_steps_that_are_left(dataset_dir: Path, tm
     assert found["resumes_after_step"] == 6
     whole = plan(dataset_dir, **{**settings, "total_steps": 12, "workdir": str(tmp_path / "new")})
     assert found["remaining_hours"] == pytest.approx(whole["remaining_hours"] / 2)
-    assert found["checkpoints"]["saves"] == 2  # after steps 8 and 12
     with pytest.raises(InputError, match="global_batch_size"):
         plan(dataset_dir, **{**settings, "global_batch_size": 8})
-
-
-@pytest.mark.usefixtures("one_device")
-def test_kept_checkpoints_of_a_resumed_run_are_those_that_it_leaves(dataset_dir: Path, tmp_path: Path):
-    workdir, common = str(tmp_path / "run"), {"eval_batches": 0, "checkpoint__keep": 2, "checkpoint__every_steps": 2}
-    pretrain(helpers.small_config(dataset_dir, **common, total_steps=4, checkpoint__milestones=(1,)), workdir)
-    longer = {**common, "total_steps": 5, "checkpoint__every_steps": 5}
-    found = plan(dataset_dir, **longer, workdir=workdir)["checkpoints"]
-    pretrain(helpers.small_config(dataset_dir, **longer), workdir)
-    kept = sorted(int(folder.name) for folder in (tmp_path / "run" / "checkpoints").iterdir() if folder.name.isdigit())
-    assert (found["saves"], found["kept"], kept) == (1, 3, [1, 4, 5])
 
 
 def test_command_prints_one_json_document(dataset_dir: Path, capsys: pytest.CaptureFixture):

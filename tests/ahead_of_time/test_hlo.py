@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from bert_jax.ahead_of_time.hlo import Collective, Part, read_collectives, read_loops, read_parts
+from bert_jax.ahead_of_time.hlo import Collective, Part, read_collectives, read_parts
 
 MESH = {"data": 2, "fsdp": 2, "tensor": 2}
 
@@ -106,7 +106,6 @@ ENTRY %main (p: f32[8]) -> f32[8] {
 """
     found = {one.loops: (one.instructions, one.count, one.bytes) for one in read_collectives(text, MESH)}
     assert found == {2: (1, 60, 60 * 32), 1: (1, 5, 5 * 32), 0: (1, 1, 32)}
-    assert read_loops(text) == [{"depth": 0, "trips": 5}, {"depth": 1, "trips": 12}]
 
 
 def test_what_is_called_twice_runs_twice_and_an_all_reduce_scatter_is_a_reduce_scatter():

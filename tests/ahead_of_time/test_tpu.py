@@ -43,8 +43,6 @@ def test_data_parallel_sends_one_gradient_and_nothing_in_a_loop():
     sent = sum(one["bytes"] for one in found["collectives"])
     assert 4 * parameters(layers=3) <= sent <= 4 * parameters(layers=3) + 200  # and scalars
     assert found["fits"]
-    loops = [{"depth": 0, "trips": 2}, *[{"depth": 1, "trips": 3}] * 2]  # microbatches; layers, forward and back
-    assert found["loops"] == loops
     assert found["peak_bytes"] < 2**30 < found["hbm_bytes"] == 15.75 * 2**30
     assert found["argument_bytes"] > 3 * 4 * parameters(layers=3)
 

@@ -201,31 +201,6 @@ def test_results_are_of_the_last_evaluation_or_of_the_best(tmp_path: Path):
     assert cells(page, "last") == ["last", "10", "0.5", "0.5"]
 
 
-def test_searches_and_studies_have_tables(tmp_path: Path):
-    trial = {"median": 0.75, "best": 0.8, "worst": 0.7, "scores": {"0": 0.7, "1": 0.8}}
-    search = Path(write_rows(tmp_path / "search" / "lr-1e-5-seed-0", evaluated(5, dev__f1=0.5))).parent
-    (search / "search.json").write_text(json.dumps({"metric": "f1", "by_learning_rate": {"1e-5": trial}}))
-    cell = {"mean": 50.5, "deviation": 1.5, "paper": 84.4}
-    study = {"title": "A table", "columns": ["topic"], "rows": [{"name": "MLM", "columns": {"topic": cell}}]}
-    (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "table.json").write_text(json.dumps(study))
-    page = page_of(tmp_path, str(search), str(tmp_path / "study"))
-    assert cells(page, "1e-5") == ["1e-5", "0.75", "0.7", "0.8"]
-    assert cells(page, "row") == ["row", "topic", "±", "paper"]
-    assert cells(page, "MLM") == ["MLM", "50.5", "1.5", "84.4"]
-
-
-def test_axes_fit_their_values(tmp_path: Path):
-    rows = [evaluated(step, dev__accuracy=0.91 + 0.001 * step, dev__f1=88.0) for step in (1, 2)]
-    [(_, layout)] = figures_of(page_of(tmp_path, write_rows(tmp_path / "run", trained(1), trained(2), *rows)))
-    axes = {
-        note["text"]: layout[f"yaxis{n or ''}"] for n, note in zip((0, 2, 3, 4, 5), layout["annotations"], strict=True)
-    }
-    assert axes["accuracy"]["tickformat"] == "~%"
-    assert axes["f1"]["tickformat"] == "~g"
-    assert axes["learning_rate"]["range"] == pytest.approx([1.8e-5, 2.2e-5])
-
-
 def test_thirty_runs_have_thirty_colors(tmp_path: Path):
     for number in range(30):
         write_rows(tmp_path / "runs" / f"{number:02}{'x' * 50}", trained(1))

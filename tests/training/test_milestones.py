@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from support.runs import assert_same_run, train, train_until
 
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
-from bert_jax.training.checkpointer import plan_saves
 from bert_jax.training.checkpoints import open_checkpoint, step_folders
 from bert_jax.training.checks import check_config
 from bert_jax.training.pretrain import pretrain
@@ -163,17 +161,3 @@ def test_wrong_milestones_are_refused(overrides: dict[str, str], message: str):
 def test_fine_tuning_has_no_milestones(key: str):
     with pytest.raises(InputError, match=rf"checkpoint\.{key}"):
         load_config("finetune/text", [(f"checkpoint.{key}", "5")], kind=FinetuneConfig)
-
-
-def test_saves_are_planned(tmp_path: Path):
-    settings = {
-        "total_steps": 100, "checkpoint.every_steps": 30, "checkpoint.keep": 2, "checkpoint.milestones": (0, 5, 90),
-        "checkpoint.milestone_every_steps": 50,
-    }  # fmt: skip
-    config = load_config("bert_tiny", settings)
-    new = plan_saves(config, [100], None, None)  # 0, 5, 30, 50, 60, 90, 100
-    assert new == {"saves": 7, "milestones": 5, "kept": 5}  # kept: 0, 5, 50, 90, 100
-    for step in (0, 5, 50, 60):
-        (tmp_path / "checkpoints" / str(step)).mkdir(parents=True)
-    resumed = plan_saves(config, [100], SimpleNamespace(step=60, milestones=()), epath.Path(tmp_path))
-    assert resumed == {"saves": 2, "milestones": 5, "kept": 5}

@@ -1,22 +1,14 @@
-from pathlib import Path
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support import helpers
 from support.models import initialize
 
 from bert_jax.config import load_config
-from bert_jax.config_keys import OptimizerKeys
-from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.layers import ParameterInfo
 from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.sections import with_values
-from bert_jax.training import optimizer
 from bert_jax.training.optimizer import (
     clip_by_norm,
     decay_mask,
@@ -24,7 +16,6 @@ from bert_jax.training.optimizer import (
     leave_untrained,
     make_optimizer,
 )
-from bert_jax.training.pretrain import pretrain
 
 SMALL = BertConfig(
     vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
@@ -244,19 +235,3 @@ def test_clipping_to_a_norm_is_exact_for_arrays_of_millions():
     clipped, _ = jax.jit(clip_by_norm(1.5).update)({"a": gradients}, optax.EmptyState())
     norm = np.sqrt(np.square(np.asarray(clipped["a"], np.float64)).sum())
     np.testing.assert_allclose(norm, 1.5, rtol=1e-5)
-
-
-def test_a_run_does_not_resume_with_an_optimizer_of_another_state(
-    dataset_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    config = helpers.small_config(dataset_dir, total_steps=2, optimizer__warmup_steps=1, eval_every_steps=0)
-    pretrain(config, str(tmp_path))
-    real = optimizer.make_optimizer
-
-    def make(config: OptimizerKeys, info: Any) -> Any:
-        return optax.sgd(1.0, momentum=0.9) if config.name == "lamb" else real(config, info)
-
-    monkeypatch.setattr(optimizer, "make_optimizer", make)
-    other = with_values(config, {"total_steps": 4, "optimizer.name": "lamb"})
-    with pytest.raises(InputError, match=r"optimizer\.name=adamw, which optimizer\.name=lamb cannot continue"):
-        pretrain(other, str(tmp_path))

@@ -11,7 +11,7 @@ import optax
 import pytest
 from support.batches import make_batch
 
-from bert_jax.ahead_of_time.hlo import read_collectives, read_loops
+from bert_jax.ahead_of_time.hlo import read_collectives
 from bert_jax.config import load_config
 from bert_jax.config_keys import MeshKeys
 from bert_jax.data.loading.loader import next_token_targets
@@ -193,8 +193,8 @@ class Step:
             state, metrics = self.train(state, put_batch(self.mesh, self.batch))
             return jax.device_get((metrics, optax.tree.get(state.optimizer_state, "mu"), sums))
 
-    def loops_and_collectives_in_them(self):
-        """Returns the trips of each loop, and (kind, elements) of the collectives inside of loops.
+    def collectives_in_loops(self):
+        """Returns (kind, elements) of the collectives inside of loops.
 
         Layers are unrolled: the loop over chunks is the only one that could have collectives.
         """
@@ -202,8 +202,7 @@ class Step:
         with jax.set_mesh(self.mesh):
             text = self.train.lower(self.spec.abstract, batch).compile().as_text()
         found = read_collectives(text, dict(self.mesh.shape))
-        trips = [loop["trips"] for loop in read_loops(text)]
-        return trips, [(one.kind, one.bytes * one.instructions // one.count // 4) for one in found if one.loops]
+        return [(one.kind, one.bytes * one.instructions // one.count // 4) for one in found if one.loops]
 
 
 @pytest.fixture
@@ -240,9 +239,7 @@ def test_training_and_evaluation_in_chunks_are_those_of_all_predictions_at_once(
 )
 @pytest.mark.usefixtures("small_chunks")
 def test_the_loop_over_chunks_has_only_sums_over_tensor(mesh: dict[str, int]):
-    predictions = 16 * 10 // (mesh["data"] * mesh["fsdp"])
-    trips, found = Step(**mesh).loops_and_collectives_in_them()
-    assert -(-predictions // 8) in trips  # the other loops are scatters
+    found = Step(**mesh).collectives_in_loops()
     if "tensor" not in mesh:
         assert not found
         return
