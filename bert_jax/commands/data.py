@@ -77,7 +77,7 @@ def vocab(
     else:
         from bert_jax.text.vocabulary_training import train_vocabulary
 
-        with _documents(input, reading, not training.cased, bars) as documents:
+        with _documents(input, reading, training, bars) as documents:
             tokenizer = train_vocabulary(documents, training)
     atomic.write_whole(path, tokenizer.file_bytes())
     values = {
@@ -89,7 +89,9 @@ def vocab(
 
 
 @contextmanager
-def _documents(input: Sequence[str], reading: CorpusOptions, lowercase: bool, bars: Bars) -> Iterator[Iterator[str]]:
+def _documents(
+    input: Sequence[str], reading: CorpusOptions, training: VocabularyOptions, bars: Bars
+) -> Iterator[Iterator[str]]:
     """Gives the documents of a corpus, read with a progress bar. Raises InputError at once for a missing file."""
     from bert_jax.data.corpora import corpus
     from bert_jax.data.corpora.standard_input import spooled
@@ -105,7 +107,8 @@ def _documents(input: Sequence[str], reading: CorpusOptions, lowercase: bool, ba
 
     with tempfile.TemporaryDirectory(prefix="bert-jax-vocab-") as folder, spooled(input, Path(folder)) as (inputs, _):
         slices = corpus.plan(inputs, reading)
-        warn_of_text(slices, reading, lowercase)
+        strip_accents = training.kind == "wordpiece" and training.strip_accents
+        warn_of_text(slices, reading, lowercase=not training.cased, strip_accents=strip_accents)
         yield read()
 
 

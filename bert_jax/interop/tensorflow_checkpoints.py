@@ -19,7 +19,6 @@ from bert_jax.interop.weight_files import TENSORFLOW_INDEX, StoredWeight, read_j
 from bert_jax.model import BertConfig
 from bert_jax.text.conversion import VOCABULARY, read_vocab_file
 from bert_jax.text.tokenizer import SETTINGS, read_settings
-from bert_jax.text.wordpiece import wordpiece_tokenizer
 
 BERT_CONFIG = "bert_config.json"
 
@@ -78,7 +77,7 @@ def read(
     if values.get("hidden_act") == "gelu":
         values = {**values, "hidden_act": "gelu_new"}
     config = bert_config(path, values)
-    tokenizer = wordpiece_tokenizer(read_vocab_file(folder / VOCABULARY), _case(folder, lowercase))
+    tokenizer = read_vocab_file(folder / VOCABULARY, _case(folder, lowercase))
     variables, reader = _open(prefix)
     weights = {}
     for name, other in canonical_names([*variables], config).items():

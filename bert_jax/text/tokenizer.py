@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 from etils import epath
-from tokenizers import decoders
+from tokenizers import decoders, processors
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
@@ -32,8 +32,7 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 _USUAL_NAMES = (("[PAD]", "<pad>"), ("[UNK]", "<unk>"), ("[CLS]", "<s>"), ("[SEP]", "</s>"), ("[MASK]", "<mask>"))
 _TITLES = {
-    "wordpiece": "WordPiece", "unigram": "Unigram", "bpe": "BPE", "byte_bpe": "byte-level BPE",
-    "wordlevel": "whole words",
+    "wordpiece": "WordPiece", "unigram": "Unigram", "bpe": "BPE", "byte_bpe": "byte-level BPE", "wordlevel": "words"
 }  # fmt: skip
 _SPACE = "\u2581"  # in which pieces of Unigram and BPE have the space before them
 _WITHOUT_SPACES = (  # scripts, by the beginning of a character's Unicode name
@@ -197,10 +196,6 @@ class Tokenizer:
         """Returns the id of a piece, or that of [UNK] for an unknown one."""
         return self._ids.get(token, self.unk_id)
 
-    def piece_text(self, index: int) -> str:
-        """Returns the text of a piece, without the mark of a word's start or continuation."""
-        return self._surface(index).removeprefix(" ")
-
     def continues_word(self, input_ids: np.ndarray) -> np.ndarray:
         """Returns bool [B, L]: the tokens of `input_ids` [B, L] that belong to the word of the token before them.
 
@@ -223,30 +218,24 @@ class Tokenizer:
         if self._prefix:
             return np.array([not piece.startswith(self._prefix) for piece in self.vocab]), ~begins
         if suffix := self.content["model"].get("end_of_word_suffix"):
-            last = np.array([piece.endswith(suffix) or piece in self._added for piece in self.vocab])
-            return np.array([piece in self._added for piece in self.vocab]), last
-        surfaces = [self._surface(index) for index in range(self.vocab_size)]
-        if self.kind in ("wordpiece", "wordlevel") or not any(text.startswith(" ") for text in surfaces):
+            is_added = np.array([piece in self._added for piece in self.vocab])
+            return is_added, is_added | np.array([piece.endswith(suffix) for piece in self.vocab])
+        texts = list(map(self._text, self.vocab))
+        if self.kind in ("wordpiece", "wordlevel") or not any(text.startswith(" ") for text in texts):
             return begins, ends
-        for index, (piece, text) in enumerate(zip(self.vocab, surfaces, strict=True)):
-            if piece in self.special_tokens:
-                continue
-            word = text.removeprefix(" ")
-            begins[index] = text.startswith(" ") or (bool(word) and not _joins(word[0], piece))
-            ends[index] = bool(word) and not _joins(word[-1])
+        for index, (piece, text) in enumerate(zip(self.vocab, texts, strict=True)):
+            if piece not in self.special_tokens:
+                word = text.removeprefix(" ")
+                begins[index] = text != word or (bool(word) and not _joins(word[0]))
+                ends[index] = bool(word) and not _joins(word[-1])
         return begins, ends
 
-    def _surface(self, index: int) -> str:
-        """Returns the text of a piece with the space before it, if its word begins with it."""
-        piece = self.id_to_token(index)
+    def _text(self, piece: str) -> str:
+        """Returns the text of a piece of Unigram or BPE, with the space before it if its word begins with it."""
         if self.kind == "byte_bpe" and piece not in self._added:
             decoded: str = decoders.ByteLevel().decode([piece])
             return decoded
-        if self._prefix:
-            return piece.removeprefix(self._prefix)
-        if _BYTE.fullmatch(piece):
-            return _DAMAGED
-        return piece.replace(self._space, " ")
+        return _DAMAGED if _BYTE.fullmatch(piece) else piece.replace(self._space, " ")
 
     @property
     def _prefix(self) -> str:
@@ -298,12 +287,13 @@ def read_tokenizer(location: str | os.PathLike[str]) -> Tokenizer:
     path = remote.parse_path(os.fspath(location))
     try:
         content = json.loads(atomic.read_whole(path))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: expected a {FILE} ({error!s:.200})") from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error}); expected a {FILE}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read ({error!s:.200}); expected a {FILE}") from error
+    settings = read_settings(path.parent)
+    named = [settings.get(f"{role}_token") for role in ROLES]
+    names = [token.get("content") if isinstance(token, dict) else token for token in named]
     try:
-        return Tokenizer(content, _stated_special_tokens(path.parent, content))
+        return Tokenizer(content, find_special_tokens(_ids(content), [str(name) if name else None for name in names]))
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
@@ -321,14 +311,6 @@ def read_settings(folder: epath.Path) -> dict[str, Any]:
             except (ValueError, TypeError, RecursionError) as error:
                 raise InputError(f"{folder / name}: expected a JSON object ({error!s:.200})") from error
     return settings
-
-
-def _stated_special_tokens(folder: epath.Path, content: Any) -> list[str]:
-    """Returns the names in the settings of a folder, and the usual ones where it has none."""
-    settings = read_settings(folder)
-    named = [settings.get(f"{role}_token") for role in ROLES]
-    names = [token.get("content") if isinstance(token, dict) else token for token in named]
-    return find_special_tokens(_ids(content), known=[str(name) if name else None for name in names])
 
 
 def _ids(content: Any) -> dict[str, int]:
@@ -392,24 +374,13 @@ def _with_roles(content: Mapping[str, Any], ids: Mapping[str, int], special_toke
         rules = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
         added[name] = {"id": ids[name], "content": name, **rules, **added.get(name, {}), "special": True}
 
-    def piece(name: str, segment: int) -> dict[str, Any]:
-        return {"SpecialToken": {"id": name, "type_id": segment}}
-
-    def text(name: str, segment: int) -> dict[str, Any]:
-        return {"Sequence": {"id": name, "type_id": segment}}
-
-    first = [piece(cls, 0), text("A", 0), piece(sep, 0)]
-    template = {
-        "type": "TemplateProcessing",
-        "single": first,
-        "pair": [*first, text("B", 1), piece(sep, 1)],
-        "special_tokens": {name: {"id": name, "ids": [ids[name]], "tokens": [name]} for name in (cls, sep)},
-    }
+    ids_of_template = [(name, ids[name]) for name in (cls, sep)]
+    template = processors.TemplateProcessing([cls, "$A", sep], [cls, "$A", sep, "$B:1", f"{sep}:1"], ids_of_template)
     return {
         "version": "1.0", "truncation": None, "padding": None,
         "added_tokens": sorted(added.values(), key=lambda token: token["id"]),
         "normalizer": content.get("normalizer"), "pre_tokenizer": content.get("pre_tokenizer"),
-        "post_processor": template, "decoder": content.get("decoder"),
+        "post_processor": json.loads(template.__getstate__()), "decoder": content.get("decoder"),
         "model": {"type": "WordPiece", **content["model"]},
     }  # fmt: skip
 
@@ -438,7 +409,8 @@ def _build(content: Mapping[str, Any], ids: Mapping[str, int]) -> tokenizers.Tok
     if model["type"] == "Unigram" and model.get("unk_id") is None:
         raise InputError("model.unk_id=null: expected the id of the unknown token")
     try:
-        built = tokenizers.Tokenizer.from_str(json.dumps({**content, "model": {**model, **_without_dropout(model)}}))
+        whole = {"dropout": None} if "dropout" in model else {}
+        built = tokenizers.Tokenizer.from_str(json.dumps({**content, "model": {**model, **whole}}))
         found = built.get_vocab(with_added_tokens=True)
     except Exception as error:  # the library raises no other class
         raise InputError(f"the library `tokenizers` refuses the file: {error!s:.200}") from error
@@ -446,10 +418,6 @@ def _build(content: Mapping[str, Any], ids: Mapping[str, int]) -> tokenizers.Tok
         piece = differing[0]
         raise InputError(f"added_tokens: {piece!r} has id {ids[piece]}, and {found.get(piece)} in the library")
     return built
-
-
-def _without_dropout(model: Mapping[str, Any]) -> dict[str, None]:
-    return {"dropout": None} if "dropout" in model else {}
 
 
 def _offsets(text: str, found: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -468,30 +436,12 @@ def _offsets(text: str, found: Sequence[tuple[int, int]]) -> np.ndarray:
     return np.maximum.accumulate(offsets, axis=0)
 
 
-def _joins(character: str, piece: str = "") -> bool:
-    """Returns True for letters, digits and marks of scripts that are written with spaces between words.
-
-    The bytes of `piece` decide for a part of a character: two of them tell the script, and the first alone whether it
-    is most likely one without spaces.
-    """
+def _joins(character: str) -> bool:
+    """Returns True for letters, digits and marks of scripts with spaces between words, and for parts of characters."""
     if character == _DAMAGED:
-        byte = _BYTE.fullmatch(piece)
-        data = bytes.fromhex(byte[1]) if byte else bytes(_bytes_of_pieces().get(one, 0) for one in piece)
-        length = 4 if data[:1] >= b"\xf0" else 3 if data[:1] >= b"\xe0" else 2
-        if len(data) < 2:
-            return not (b"\xe2" <= data < b"\xea" or data >= b"\xf0")
-        character = (data + b"\x81\x81")[:length].decode("utf-8", "replace")[0]
-    if character != _DAMAGED and unicodedata.category(character)[0] not in "LMN":
-        return False
-    return not unicodedata.name(character, "").startswith(_WITHOUT_SPACES)
-
-
-@functools.cache
-def _bytes_of_pieces() -> dict[str, int]:
-    """Returns the byte for which each character stands in pieces of byte-level BPE."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in shown]
-    return {chr(byte): byte for byte in shown} | {chr(256 + index): byte for index, byte in enumerate(others)}
+        return True
+    is_letter = unicodedata.category(character)[0] in "LMN"
+    return is_letter and not unicodedata.name(character, "").startswith(_WITHOUT_SPACES)
 
 
 @functools.lru_cache(maxsize=4)

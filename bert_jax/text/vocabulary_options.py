@@ -17,13 +17,8 @@ A word with any other character is [UNK]. Without the limit, rare characters fil
 SUBWORD_COVERAGE = 0.9995
 """The same share for Unigram and BPE; the default of the `sentencepiece` library."""
 
-_LOWEST_COVERAGE = 0.98  # of the trainer of `sentencepiece`
-
 MAX_PIECES = 1 << 22
 """Maximum pieces of a vocabulary to train: the trainers allocate memory for all before they count a word."""
-
-SAMPLE_BYTES = 128 << 20
-"""Maximum bytes of normalized text that the trainer of `sentencepiece` gets. It needs some ten times as much memory."""
 
 
 @dataclass(frozen=True)
@@ -58,21 +53,11 @@ class VocabularyOptions(TextOptions):
         high=1,
         metavar="SHARE",
     )
-    sample_bytes: int = option(
-        0,
-        f"unigram: bytes of text to train on, chosen by hash; memory is some ten times as much; 0: {SAMPLE_BYTES}",
-        low=0,
-        metavar="N",
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kind != "unigram" and self.sample_bytes:
-            raise InputError(f"sample_bytes={self.sample_bytes}: kind={self.kind} counts the words of the whole text")
         if self.kind != "wordpiece" and self.pretokenized:
             raise InputError(f"pretokenized: pieces of kind={self.kind} never cross a space; remove --pretokenized")
-        if self.kind == "unigram" and self.coverage < _LOWEST_COVERAGE:
-            raise InputError(f"character_coverage={self.coverage}: kind=unigram expects at least {_LOWEST_COVERAGE}")
         if self.kind == "byte_bpe" and self.character_coverage:
             raise InputError("character_coverage: kind=byte_bpe covers every character; remove it")
 
@@ -80,11 +65,6 @@ class VocabularyOptions(TextOptions):
     def coverage(self) -> float:
         """The share of the text's characters that become pieces."""
         return self.character_coverage or (WORDPIECE_COVERAGE if self.kind == "wordpiece" else SUBWORD_COVERAGE)
-
-    @property
-    def sample_limit(self) -> int:
-        """Maximum bytes of text to train on."""
-        return self.sample_bytes or SAMPLE_BYTES
 
     @property
     def strip_accents(self) -> bool:

@@ -3,25 +3,29 @@
 WordPiece and BPE are trained by the `tokenizers` library, which merges the most frequent pair of adjacent pieces until
 the vocabulary is full; Google's trainer was never released. By default it is not deterministic: it numbers the initial
 pieces in the order of a randomized hash table and breaks ties by those numbers. Here words are counted first, and the
-trainer gets the initial pieces in sorted order. The vocabulary is then deterministic: it depends only on the text, not
-on the run, the number of threads or the order of the documents. Memory grows with the number of distinct words.
+trainer gets the initial pieces in sorted order. Unigram (Kudo, 2018, arXiv 1804.10959) is trained by the
+`sentencepiece` library on the same counts, with a fixed number of threads, as sums of the model depend on it. The
+vocabulary is then deterministic: it depends only on the text, not on the run, the number of threads or the order of
+the documents. Memory grows with the number of distinct words.
 """
 
+import io
+import itertools
 import json
 import logging
+import random
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import sentencepiece
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from bert_jax.errors import InputError
 from bert_jax.text import bert_rules
 from bert_jax.text.tokenizer import SPECIAL_TOKENS, Tokenizer
-from bert_jax.text.unigram_training import train_unigram
 from bert_jax.text.vocabulary_options import VocabularyOptions
 from bert_jax.text.wordpiece import CONTINUATION, MAX_WORD_CHARACTERS
 
@@ -29,11 +33,9 @@ log = logging.getLogger(__name__)
 
 _CHUNK_CHARACTERS = 1 << 14
 _MIN_PAIR_COUNT = 2
-_LONG_WORD = 20  # characters
-_LONG_SHARE = 0.2  # of the characters; German has some 0.02
-_CHECKED_CHARACTERS = 1 << 20  # of the text's start, for the warning about vowel signs and syllables
-_WARNED_SHARE = 0.02
-_HANGUL = re.compile("[\uac00-\ud7a3]")
+_THREADS = 16
+_SAMPLE_BYTES = 128 << 20  # of distinct words that the trainer of Unigram gets; it takes some ten times as much memory
+_TRAINER_MARK = "\u2585"  # the trainer of Unigram drops what contains it
 
 _DROPPED = (
     r"[\u0000-\u0008\u000E-\u001F\u007F-\u0084\u0086-\u009F\uFFFD"
@@ -42,7 +44,8 @@ _DROPPED = (
 )
 _ACCENTS = r"[\u0300-\u036F\u1AB0-\u1AFF\u1DC0-\u1DFF\u20D0-\u20FF\uFE20-\uFE2F]"
 _SPACES = r"[\s\u200B\u2581]+"
-_WHITE_SPACE = "▁ĠĊĉč"  # as in words of BPE and of byte-level BPE: U+0020, and line ends and tabs
+_SPACE = "▁"  # before a word of Unigram and BPE
+_WHITE_SPACE = f"{_SPACE}ĠĊĉč"  # as in words of BPE and of byte-level BPE: U+0020, and line ends and tabs
 
 
 def train_vocabulary(documents: Iterable[str], options: VocabularyOptions) -> Tokenizer:
@@ -54,13 +57,8 @@ def train_vocabulary(documents: Iterable[str], options: VocabularyOptions) -> To
     Raises:
       InputError: the documents have no words, or `options.size` is too small for their characters.
     """
-    if options.kind == "wordpiece" and options.strip_accents:
-        documents = _warn_of_stripped(documents)
-    fast, documents = _steps_of_kind(options), _chunks(documents)
-    if options.kind == "unigram":
-        fast.model = train_unigram(documents, options, fast.normalizer)
-    else:
-        fast.model = _train(count_words(documents, fast), fast, options)
+    fast = _steps_of_kind(options)
+    fast.model = _train(count_words(_chunks(documents), fast), options)
     tokenizer = Tokenizer(json.loads(fast.to_str()))
     if tokenizer.vocab_size < options.size:
         log.warning(
@@ -118,27 +116,34 @@ def _drop(characters: str) -> list[normalizers.Normalizer]:
     return [normalizers.Replace(Regex(f"^{characters}+"), " "), normalizers.Replace(Regex(characters), "")]
 
 
-def _train(words: Mapping[str, int], fast: tokenizers.Tokenizer, options: VocabularyOptions) -> models.Model:
-    """Returns the model of counted words, which are as `fast` splits them. InputError for too small a size."""
-    if options.kind == "wordpiece":
-        words = _drop_long_words(words)
-    elif not any(word.strip(_WHITE_SPACE) for word in words):
-        raise InputError("input: the corpus has no words to train a vocabulary on; check that its files are not empty")
+def _train(words: Mapping[str, int], options: VocabularyOptions) -> models.Model:
+    """Returns the model of counted words. Raises InputError for no words, or for too small a size."""
+    is_wordpiece, is_unigram = options.kind == "wordpiece", options.kind == "unigram"
+    if is_wordpiece:  # longer words are [UNK]
+        words = {word: count for word, count in words.items() if len(word) <= MAX_WORD_CHARACTERS}
     if options.kind == "byte_bpe":
         alphabet = {*pre_tokenizers.ByteLevel.alphabet()}
     else:
-        covered = _alphabet(words, options.coverage)
+        covered = _alphabet(words, options.coverage) | (set() if is_wordpiece else {_SPACE})
+        covered -= {_TRAINER_MARK} if is_unigram else set()
         words = {word: count for word, count in words.items() if covered.issuperset(word)}
         alphabet = {character for word in words for character in word}
-    continuations = sorted({c for word in words for c in word[1:]}) if options.kind == "wordpiece" else []
+    if not any(word.strip(_WHITE_SPACE) for word in words):
+        raise InputError(
+            f"input: the corpus has no words{f' of at most {MAX_WORD_CHARACTERS} characters' if is_wordpiece else ''} "
+            "to train on; check its files, and pass --kind unigram for text without spaces"
+        )
+    continuations = sorted({c for word in words for c in word[1:]}) if is_wordpiece else []
     needed = len(SPECIAL_TOKENS) + len(alphabet) + len(continuations)
     if options.size < needed:
         raise InputError(
             f"size={options.size}: too small for this text; expected at least {needed} ({len(SPECIAL_TOKENS)} "
             f"special tokens, {len(alphabet)} characters and {len(continuations)} continuations)"
         )
-    if options.kind == "wordpiece":
+    if is_wordpiece:
         return _merge_wordpieces(words, sorted(alphabet), [CONTINUATION + c for c in continuations], options.size)
+    if is_unigram:
+        return _train_unigram(words, options.size)
     trainer = trainers.BpeTrainer(
         vocab_size=options.size,
         min_frequency=_MIN_PAIR_COUNT,
@@ -148,6 +153,33 @@ def _train(words: Mapping[str, int], fast: tokenizers.Tokenizer, options: Vocabu
     )
     model = models.BPE(unk_token=None if options.kind == "byte_bpe" else "[UNK]", fuse_unk=True)
     return _merge(words, model, trainer)
+
+
+def _train_unigram(words: Mapping[str, int], size: int) -> models.Model:
+    """Returns the Unigram model of counted words, or of a sample of them."""
+    sample = list(words)
+    if (total := sum(len(word.encode()) for word in sample)) > _SAMPLE_BYTES:
+        sample = random.Random(0).sample(sample, len(sample) * _SAMPLE_BYTES // total)
+        log.info("Training on a sample of %s of %s distinct words", f"{len(sample):,}", f"{len(words):,}")
+    pad, unk, *control = SPECIAL_TOKENS
+    file = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=(f"{word.removeprefix(_SPACE)}\t{words[word]}" for word in sample),
+        input_format="tsv",
+        model_writer=file,
+        model_type="unigram",
+        vocab_size=size,
+        hard_vocab_limit=False,
+        character_coverage=1.0,
+        normalization_rule_name="identity",
+        pad_id=0, pad_piece=pad, unk_id=1, unk_piece=unk, bos_id=-1, eos_id=-1, control_symbols=control,
+        max_sentence_length=16 * _CHUNK_CHARACTERS,
+        num_threads=_THREADS,
+        minloglevel=2,
+    )  # fmt: skip
+    processor = sentencepiece.SentencePieceProcessor(model_proto=file.getvalue())
+    pieces = [(processor.id_to_piece(index), processor.get_score(index)) for index in range(processor.get_piece_size())]
+    return models.Unigram(pieces, unk_id=SPECIAL_TOKENS.index(unk), byte_fallback=False)
 
 
 def _merge_wordpieces(
@@ -191,30 +223,6 @@ def count_words(documents: Iterable[str], splitting: tokenizers.Tokenizer) -> di
     return {word: counts[word] for word in sorted(counts)}
 
 
-def _drop_long_words(words: Mapping[str, int]) -> dict[str, int]:
-    """Returns the words that the tokenizer does not take for [UNK]; warns of text that is written without spaces.
-
-    Raises:
-      InputError: there are no such words.
-    """
-    kept = {word: count for word, count in words.items() if len(word) <= MAX_WORD_CHARACTERS}
-    characters = sum(len(word) * count for word, count in words.items())
-    long = sum(len(word) * count for word, count in words.items() if len(word) > _LONG_WORD)
-    if not kept:
-        found = f"only words of more than {MAX_WORD_CHARACTERS} characters, which are [UNK]" if words else "no words"
-        fix = "pass --kind unigram for text without spaces" if words else "check that its files are not empty"
-        raise InputError(f"input: the corpus has {found}; {fix}")
-    if long > _LONG_SHARE * characters:
-        log.warning(
-            "%.0f%% of the text is in words of more than %d characters: it seems to be written without spaces, and "
-            "WordPiece takes what is between two spaces for a word. Pass --kind unigram; or segment the text into "
-            "words first, and pass --pretokenized",
-            100 * long / characters,
-            _LONG_WORD,
-        )
-    return kept
-
-
 def _chunks(documents: Iterable[str]) -> Iterator[str]:
     """Yields text in chunks that end at white space, since the library needs some fifty times the memory of each.
 
@@ -237,15 +245,10 @@ def _alphabet(words: Mapping[str, int], coverage: float) -> set[str]:
     for word, count in words.items():
         for character in word:
             counts[character] += count
+    ordered = sorted(counts, key=lambda character: (-counts[character], character))
+    before = itertools.accumulate((counts[character] for character in ordered), initial=0)
     minimum = coverage * counts.total()
-    alphabet: set[str] = set()
-    covered = 0
-    for character, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        if covered >= minimum:
-            break
-        alphabet.add(character)
-        covered += count
-    return alphabet
+    return {character for character, covered in zip(ordered, before, strict=False) if covered < minimum}
 
 
 def _repeated(words: Mapping[str, int]) -> Iterator[str]:
@@ -263,32 +266,3 @@ def _repeated(words: Mapping[str, int]) -> Iterator[str]:
                 yield " ".join(chunk)
                 chunk, characters = [], 0
     yield " ".join(chunk)
-
-
-def _warn_of_stripped(documents: Iterable[str]) -> Iterator[str]:
-    """Yields the documents; logs a warning if their script needs what the reference calls accents.
-
-    Marks of U+0300 to U+036F are those of Latin, Greek and Cyrillic letters, which the reference strips on purpose.
-    Others are part of a word's letters, also of precomposed ones such as U+304C, a voiced kana.
-    """
-    characters = 0
-    counts: Counter[str] = Counter()
-    for document in documents:
-        if characters < _CHECKED_CHARACTERS:
-            start = document[:_CHECKED_CHARACTERS]
-            characters += len(start)
-            if not start.isascii():
-                counts["Hangul syllables"] += len(_HANGUL.findall(start))
-                counts["vowel signs, tone marks or voicing marks"] += sum(
-                    character > "\u036f" and unicodedata.category(character) == "Mn"
-                    for character in unicodedata.normalize("NFD", start)
-                )
-        yield document
-    found, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
-    if count > _WARNED_SHARE * characters:
-        log.warning(
-            "The text has %s (%.0f%% of its characters), which an uncased vocabulary splits or strips as accents: "
-            "pass --keep_accents",
-            found,
-            100 * count / characters,
-        )

@@ -128,8 +128,6 @@ def test_all_rules_of_a_tokenizer_are_followed(change, folder: Path):
         (lambda f: edit_tokenizer(f, "model", vocab={"[PAD]": "0"}), "tokenizer.json: "),
         (lambda f: edit_tokenizer(f, "model", vocab=None), "model.vocab"),
         (lambda f: edit_tokenizer(f, "normalizer", lowercase="yes"), "tokenizer.json: "),
-        (lambda f: (f / "vocab.txt").write_text((f / "vocab.txt").read_text() + "more\n"), "vocab.txt"),
-        (lambda f: (f / "vocab.txt").write_text((f / "vocab.txt").read_text().replace("[CLS]", "x")), "'x'"),
         (lambda f: [(f / name).unlink() for name in ("vocab.txt", "tokenizer.json")], "vocab.txt"),
     ],
 )
@@ -161,7 +159,7 @@ def test_added_tokens_of_transformers_4(folder: Path):
         ({"do_basic_tokenize": False}, "do_basic_tokenize=false"),
         ({"never_split": ["ship"]}, "never_split="),
         ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars=false"),
-        ({"tokenizer_class": "BertJapaneseTokenizer"}, "tokenizer_class='BertJapaneseTokenizer'"),
+        ({"tokenizer_class": "BertJapaneseTokenizer"}, "tokenizer_class="),
     ],
 )
 def test_settings_that_would_change_the_ids_of_a_vocab_txt(settings: dict, message: str, folder: Path):

@@ -7,7 +7,6 @@ not know are nothing in particular to the reference, and where they may differ i
 
 import gzip
 import json
-import random
 import sys
 import unicodedata
 from collections import Counter
@@ -138,23 +137,6 @@ GREEK += [
 def test_a_sigma_is_final_as_in_python():
     differ = {text for text in [*GREEK, "Α'.Σ", "Α''Σ"] if library_words(text, True) != words(text, True)}
     assert differ == {"Α'.Σ", "Α''Σ"}
-
-
-@pytest.mark.parametrize("lowercase", [True, False])
-def test_text_of_all_code_points(lowercase):
-    rng = random.Random(0)
-    named = NAMED | {ord("Σ")}
-    known = [p for p in EVERYTHING if unicodedata.category(chr(p)) not in ("Cn", "Co") and p not in named]
-    kinds: dict[str, list[str]] = {
-        "private": ["\ue000", "\U000f0000", "\U0010fffd"],
-        "nothing": ["\uffff", "\U00050000"],
-    }
-    for point in known:
-        kinds.setdefault(unicodedata.category(chr(point)), []).append(chr(point))
-    for _ in range(3000):
-        characters = [rng.choice(kinds[kind]) for kind in rng.choices(list(kinds), k=20)]
-        text = "".join(rng.choice(["", "", " ", "E", "é"]) + character for character in characters)
-        assert library_words(text, lowercase) == words(text, lowercase), ascii(text)
 
 
 @pytest.mark.parametrize("lowercase", [True, False])

@@ -1,7 +1,5 @@
 """Scripts that need what the reference strips as accents: `--keep_accents`, and the warnings of `bert-jax vocab`."""
 
-import gzip
-import json
 import unicodedata
 
 import pytest
@@ -80,12 +78,6 @@ def test_vocab_names_the_option_for_scripts_that_need_it(language, decomposed, t
     assert names_the_option(capsys)
 
 
-@pytest.mark.parametrize("option", [["--keep_accents"], ["--cased"], ["--kind", "unigram"]])
-def test_no_warning_if_marks_are_kept(option, tmp_path, capsys):
-    assert vocab(tmp_path, KOREAN, *option, size=120) == 0
-    assert not names_the_option(capsys)
-
-
 @pytest.mark.parametrize("language", DO_WITHOUT)
 def test_no_warning_for_scripts_with_accents_alone(language, tmp_path, capsys):
     assert vocab(tmp_path, DO_WITHOUT[language]) == 0
@@ -95,7 +87,7 @@ def test_no_warning_for_scripts_with_accents_alone(language, tmp_path, capsys):
 def test_uncased_korean_keeps_its_syllables(tmp_path):
     assert vocab(tmp_path, [text.replace("책", "BOOK") for text in KOREAN], "--keep_accents") == 0
     dataset = prepare(tmp_path, "--language", "ko")
-    pieces = [dataset.tokenizer.piece_text(index) for index in range(5, dataset.tokenizer.vocab_size)]
+    pieces = dataset.tokenizer.vocab
     assert dataset.tokenizer.decode(dataset.tokenizer.encode_batch(["우산을 BOOK"])[0]) == "우산을 book"
     assert not any("\u1100" <= character <= "\u11ff" for piece in pieces for character in piece)
     assert inspect_dataset(str(tmp_path / "data"))["unk_rate"] == 0
@@ -107,20 +99,3 @@ def test_without_the_option_syllables_are_split(tmp_path):
     dataset = prepare(tmp_path, "--language", "ko")
     text = dataset.tokenizer.decode(dataset.tokenizer.encode_batch(["우산을"])[0])
     assert text == unicodedata.normalize("NFD", "우산을") != "우산을"
-
-
-@pytest.mark.long
-def test_korean_wikipedia(data_dir, tmp_path):
-    """The share of [UNK] in articles that the vocabulary was not trained on."""
-    with gzip.open(data_dir / "corpus/kowiki/kowiki.jsonl.gz", "rt") as file:
-        articles = [json.loads(line)["text"] for line in file]
-    held_out = len(articles) // 10
-    for name, chosen in (("train", articles[held_out:]), ("text", articles[:held_out])):
-        rows = (json.dumps({"text": text}, ensure_ascii=False) for text in chosen)
-        (tmp_path / f"{name}.txt").write_text("\n".join(rows) + "\n")
-    words = ["vocab", "--input", tmp_path / "train.txt", "--output", tmp_path / "tokenizer.json", "--size", 16_000]
-    assert cli.main([*map(str, words), "--keep_accents"]) == 0
-    prepare(tmp_path, "--language", "ko")
-    report = inspect_dataset(str(tmp_path / "data"))
-    assert report["vocab_size"] == 16_000
-    assert 0 < report["unk_rate"] < 0.005

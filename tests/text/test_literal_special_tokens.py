@@ -6,7 +6,6 @@ from support import helpers, sources
 
 import bert_jax
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.inference.pretrained import fill_mask
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
 from bert_jax.text.wordpiece import wordpiece_tokenizer
 
@@ -60,16 +59,6 @@ def test_no_special_token_comes_out_of_a_corpus(pieces, tmp_path, lowercase):
     assert seen >= {"[", "]", "#", *(WORDS if lowercase else (word.upper() for word in WORDS))}
 
 
-@pytest.mark.parametrize("lowercase", [True, False])
-def test_no_special_token_comes_out_of_pretokenized_text(pieces, lowercase):
-    tokenizer = wordpiece_tokenizer(pieces, lowercase, text="pretokenized")
-    special = {tokenizer.token_to_id(token) for token in SPECIAL_TOKENS if token != "[UNK]"}
-    texts = ["the [MASK] ship [SEP] sees", *LITERALS]
-    assert not special & {index for ids in tokenizer.encode_batch(texts) for index in ids}
-    assert not special & {index for ids, _ in tokenizer.encode_batch_with_offsets(texts) for index in ids}
-    assert tokenizer.mask_id in tokenizer.encode_with_special_tokens("the [MASK] ship")[0]
-
-
 @pytest.mark.parametrize(
     ("text", "tokens"),
     [
@@ -91,11 +80,3 @@ def test_no_special_token_comes_out_of_pretokenized_text(pieces, lowercase):
 def test_special_tokens_are_special_where_a_mask_is_filled(bert, text, tokens):
     ids = bert.batch(text)["input_ids"][0].tolist()
     assert [bert.tokenizer.id_to_token(index) for index in ids] == ["[CLS]", *tokens.split(), "[SEP]"]
-
-
-def test_filling_replaces_only_its_mask(bert):
-    fillings = fill_mask(bert, "the[SEP]ship [mask] [MASK]. [[MASK]]", top=1)
-    assert [best.text for (best,) in fillings] == [
-        f"the [SEP] ship [ mask ] {fillings[0][0].token} . [ [MASK] ]".replace(" ##", ""),
-        f"the [SEP] ship [ mask ] [MASK] . [ {fillings[1][0].token} ]".replace(" ##", ""),
-    ]

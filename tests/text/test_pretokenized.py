@@ -1,7 +1,5 @@
 """Text that was segmented into words or morphemes beforehand: `--pretokenized`, from the vocabulary to an export."""
 
-import json
-
 import numpy as np
 import pytest
 from etils import epath
@@ -11,11 +9,6 @@ from support.devices import one_device  # noqa: F401
 import bert_jax
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.finetuning.rows import BadRows
-from bert_jax.finetuning.tasks.ner import NerTask
-from bert_jax.finetuning.tasks.ner_windows import encode_windows
-from bert_jax.finetuning.tasks.squad_files import read_questions
-from bert_jax.finetuning.tasks.squad_spans import build_windows
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS
 from bert_jax.text.tokenizer import read_tokenizer
@@ -82,44 +75,6 @@ def test_a_dataset_has_the_words_of_the_text(options, folder, tmp_path):
         np.concatenate(dataset.tokenizer.encode_batch(LINES)), minlength=dataset.tokenizer.vocab_size
     )
     np.testing.assert_array_equal(dataset.token_counts(), expected)
-
-
-def test_a_mask_is_a_word(folder, capsys):
-    assert run("fill-mask", "--checkpoint", folder / "checkpoint", "--json", "本 は [MASK] 円 だっ た 。") == 0
-    (found,) = json.loads(capsys.readouterr().out)["texts"]
-    for filling in found["masks"][0]:
-        piece = filling["token"]
-        if not piece.startswith("##"):
-            assert filling["text"] == f"本 は {piece} 円 だっ た 。"
-
-
-def test_features_have_the_words(folder, tmp_path):
-    (tmp_path / "lines.txt").write_text("AI-기반 로봇 이 있 다 .\n")
-    arguments = ["features", "--checkpoint", folder / "checkpoint", "--input", tmp_path / "lines.txt"]
-    assert run(*arguments, "--output", tmp_path / "out.jsonl", "--layers", "-1") == 0
-    (row,) = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    assert [token["token"] for token in row["features"]] == ["[CLS]", "AI-기반", "로봇", "이", "있", "다", ".", "[SEP]"]
-
-
-def test_offsets_of_answers_are_those_of_the_text(folder, tmp_path):
-    context, answer = " ".join(DOCUMENTS["ko"]), "2,000 개"
-    entry = {"id": "1", "question": "로봇 이", "answers": [{"text": answer, "answer_start": context.index(answer)}]}
-    content = {"version": "1.1", "data": [{"title": "", "paragraphs": [{"context": context, "qas": [entry]}]}]}
-    (tmp_path / "train.json").write_text(json.dumps(content))
-    questions = read_questions(str(tmp_path / "train.json"), BadRows(), training=True)
-    tokenizer = bert_jax.load(str(folder / "checkpoint")).tokenizer
-    (window,) = build_windows(questions, tokenizer, max_seq_len=64, doc_stride=16, max_query_length=8)
-    first, last = (place - window.sequence.first_length for place in (window.start, window.end))
-    assert context[window.offsets[first, 0] : window.offsets[last, 1]] == answer
-    assert [context[begin:end] for begin, end in window.offsets] == context.split()
-
-
-def test_named_entities_are_tagged_by_word(folder, tmp_path):
-    (tmp_path / "text.txt").write_text("AI-기반 로봇 이 2,000 개 있 다 .\n")
-    tokenizer = bert_jax.load(str(folder / "checkpoint")).tokenizer
-    (window,) = encode_windows(tokenizer, NerTask().read(str(tmp_path / "text.txt"), BadRows(), labels="ignored"), 32)
-    pieces = [tokenizer.id_to_token(window.sequence.input_ids[position]) for _, _, position in window.words]
-    assert pieces == ["AI-기반", "로봇", "이", "2,000", "개", "있", "다", "."]
 
 
 def test_an_export_has_the_same_ids_and_is_imported_again(folder, tmp_path):

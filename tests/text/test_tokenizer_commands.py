@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import encoders, helpers
-from text.test_tokenizer import like_roberta
 
 from bert_jax import cli, load
 from bert_jax.data.dataset import PreparedDataset
@@ -14,11 +13,6 @@ from bert_jax.data.loading.loader import TrainRows
 from bert_jax.data.loading.masking import Masking
 from bert_jax.text.tokenizer import read_tokenizer
 
-MODEL = {
-    "total_steps": 3, "model.num_hidden_layers": 1, "model.hidden_size": 32, "model.num_attention_heads": 2,
-    "model.intermediate_size": 64, "model.max_position_embeddings": 64, "global_batch_size": 8, "eval_batches": 1,
-    "optimizer.warmup_steps": 1, "objective.whole_word": True, "tracking.samples": 1,
-}  # fmt: skip
 TEXT = "the old ship sees a [MASK] near the harbour ."
 
 
@@ -53,18 +47,6 @@ def prepare(folder: Path, output: str, *, workers: int) -> None:
     )  # fmt: skip
 
 
-def test_the_dataset_has_the_tokenizer(folder: Path):
-    dataset, tokenizer = PreparedDataset(str(folder / "data")), read_tokenizer(folder / "vocabulary.json")
-    assert dataset.tokenizer.to_json() == tokenizer.to_json()
-    assert dataset.info.tokenizer["kind"] == tokenizer.kind
-    assert (folder / "data" / "tokenizer.json").read_bytes() == (folder / "vocabulary.json").read_bytes()
-    assert dataset.token_counts()[tokenizer.unk_id] == 0
-    row = dataset.instances("train", np.arange(1))
-    ids = row["input_ids"][0][row["maskable"][0]]
-    assert tokenizer.decode(ids).startswith("the ")
-    assert " .the" not in tokenizer.decode(ids)  # a sentence after another has a space before it
-
-
 def test_whole_words_are_masked_together(folder: Path):
     dataset = PreparedDataset(str(folder / "data"))
     rows = TrainRows(dataset, seed=0, masking=Masking(mask_rate=0.4, whole_word=True))
@@ -81,24 +63,6 @@ def test_whole_words_are_masked_together(folder: Path):
     assert tails.sum() > 200
     assert (masked[tails] == np.roll(masked, 1, axis=1)[tails]).all()
     assert 0.2 < masked[tails].mean() < 0.6
-
-
-@pytest.mark.long
-def test_pretraining_with_whole_word_masks(folder: Path, tmp_path: Path):
-    run(
-        "pretrain", "--config=bert_tiny", f"--workdir={tmp_path / 'run'}", f"--config.data.path={folder / 'data'}",
-        *helpers.flags(MODEL),
-    )  # fmt: skip
-    pretrained = load(str(tmp_path / "run"))
-    assert pretrained.tokenizer.to_json() == PreparedDataset(str(folder / "data")).tokenizer.to_json()
-    assert pretrained.config.vocab_size == pretrained.tokenizer.vocab_size
-
-
-def test_inspect_joins_pieces_to_words(folder: Path, capsys: pytest.CaptureFixture):
-    run("inspect", folder / "data", "--samples", 2)
-    shown = capsys.readouterr().out
-    assert "[CLS] " in shown
-    assert ">[MASK]}" in shown
 
 
 def test_fill_mask_and_features(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -131,11 +95,3 @@ def test_exported_model_and_tokenizer_in_transformers_and_back(checkpoint: Path,
         [filling["score"] for filling in theirs], [filling.probability for filling in expected[0]], atol=1e-5
     )
     assert [ours.tokenizer.vocab[filling["token"]] for filling in theirs] == [filling.token for filling in expected[0]]
-
-
-def test_the_mask_has_the_name_of_the_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture):
-    place = encoders.save_encoder(tmp_path / "checkpoint", like_roberta())
-    run("fill-mask", "--checkpoint", place, "the <mask> ship", "--json")
-    assert len(json.loads(capsys.readouterr().out)["texts"][0]["masks"]) == 1
-    assert cli.main(["fill-mask", "--checkpoint", str(place), "the [MASK] ship"]) == 2
-    assert "<mask> not found" in capsys.readouterr().err

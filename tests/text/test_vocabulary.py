@@ -40,11 +40,6 @@ def test_special_tokens_come_first_then_the_alphabet_then_merges():
     assert {"low", "the"} <= set(vocabulary)
 
 
-def test_every_word_of_the_text_can_be_written():
-    tokenizer = train_vocabulary(TEXT, VocabularyOptions(size=80))
-    assert tokenizer.unk_id not in [index for ids in tokenizer.encode_batch(TEXT) for index in ids]
-
-
 def test_words_too_long_for_the_tokenizer_are_dropped():
     vocabulary = pieces(["ab", "x" * 201, "y" * 200], 100)
     assert {"a", "y", "##y"} <= set(vocabulary)

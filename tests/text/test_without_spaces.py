@@ -120,44 +120,6 @@ def warned(capsys, text: str) -> bool:
     return any(" WARNING " in line and text in line for line in capsys.readouterr().err.splitlines())
 
 
-@pytest.mark.parametrize("language", ["th", "km", "lo", "my"])
-def test_wordpiece_of_text_without_spaces_is_warned_of(language, tmp_path, capsys):
-    (tmp_path / "text.txt").write_text("\n\n".join("".join(lines) for lines in corpus(language)) + "\n")
-    arguments = ["vocab", "--input", tmp_path / "text.txt", "--size", 900, "--keep_accents", "--output"]
-    assert run(*arguments, tmp_path / "tokenizer.json") == 0
-    assert warned(capsys, "--kind unigram")
-    assert run(*arguments, tmp_path / "unigram.json", "--kind", "unigram", "--size", 80) == 0
-    assert not warned(capsys, "--kind unigram")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Die Fahrkartenkontrolleurin der Straßenbahn war gestern freundlich, auch wenn viele Leute keine Karte hatten. "
-        "Wir fuhren danach mit dem Zug in die Stadt, kauften auf dem Markt Brot und Fisch und gingen nach Hause.",
-        "今天天气很好我们去公园吧然后我们一起在家里吃饭看电影还要看书。",
-        "きのうともだちとえきであいました。それからいっしょにえいがをみました。",
-        "ဒီနေ့ ရာသီဥတု ကောင်းတယ် ပန်းခြံ သွားမယ်",
-        "ฉัน กลับ บ้าน วันนี้ อากาศ ดี เรา ไป สวน กัน",
-    ],
-)
-def test_words_of_other_languages_are_short_enough(text, tmp_path, capsys):
-    (tmp_path / "text.txt").write_text(f"{text}\n" * 4)
-    arguments = ["vocab", "--input", tmp_path / "text.txt", "--output", tmp_path / "tokenizer.json", "--keep_accents"]
-    assert run(*arguments) == 0
-    assert not warned(capsys, "--kind unigram")
-
-
-def test_a_corpus_of_words_that_are_all_too_long_is_refused(tmp_path, capsys):
-    (tmp_path / "text.txt").write_text("กินข้าว" * 40 + "\n")
-    assert (
-        run("vocab", "--input", tmp_path / "text.txt", "--output", tmp_path / "tokenizer.json", "--keep_accents") == 2
-    )
-    error = capsys.readouterr().err
-    assert "--kind unigram" in error
-    assert "200" in error
-
-
 @pytest.mark.parametrize("language", ["th", "lo"])
 def test_splitting_thai_names_the_option(language, tmp_path, capsys):
     write_corpus(tmp_path, language)

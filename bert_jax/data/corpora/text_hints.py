@@ -1,8 +1,9 @@
-"""Warnings about the characters of a corpus, from a sample: HTML, and letters that lower-casing confuses."""
+"""Warnings about the characters of a corpus, from a sample: HTML, and letters that an uncased vocabulary confuses."""
 
 import itertools
 import logging
 import re
+import unicodedata
 from collections.abc import Sequence
 
 from bert_jax.data.corpora.corpus import Slice, read
@@ -12,19 +13,23 @@ from bert_jax.errors import InputError
 log = logging.getLogger(__name__)
 
 _SLICES = 8
-_CHARACTERS = 1 << 18  # of each slice
+_CHARACTERS = 1 << 17  # of each slice
 _DOCUMENTS = 500  # of each slice
 _HTML = re.compile(
     r"</?(?:a|b|br|div|em|h[1-6]|i|img|li|p|span|strong|table|td|tr|ul)\b[^<>]{0,200}>|&(?:[a-z]{2,8}|#\d+);"
 )
 _FREQUENT_HTML = 2000  # characters of text a tag or entity, below which they are frequent
 _FREQUENT_I = 0.02  # of the letters i of any kind: İ and ı are some 25% of them in Turkish
+_FREQUENT_MARKS = 0.02  # of the characters
 _SHOWN = 3
 
 
-def warn_of_text(slices: Sequence[Slice], options: CorpusOptions, lowercase: bool) -> None:
-    """Logs a warning if a sample of a corpus has many HTML tags or entities, or, for a vocabulary that is uncased, many
-    dotted and dotless i. Text that cannot be read is left to the reader of the whole corpus.
+def warn_of_text(slices: Sequence[Slice], options: CorpusOptions, *, lowercase: bool, strip_accents: bool) -> None:
+    """Logs a warning if a sample of a corpus has many HTML tags or entities, or what the vocabulary confuses.
+
+    Lower-casing confuses dotted and dotless i. BERT's stripping of accents (`strip_accents`) drops marks that are parts
+    of letters, and splits the syllables of Korean. Those of U+0300 to U+036F, of Latin, Greek and Cyrillic letters, are
+    stripped on purpose. Text that cannot be read is left to the reader of the whole corpus.
     """
     logging.disable(logging.WARNING)  # all slices are read later, with their warnings and errors
     try:
@@ -47,6 +52,17 @@ def warn_of_text(slices: Sequence[Slice], options: CorpusOptions, lowercase: boo
             "%.0f%% of the letters i are İ or ı, as in Turkish and Azerbaijani. Lower-casing is wrong for them: it "
             "turns I into i, and İ into i with a combining dot; train a vocabulary with --cased",
             100 * special / (special + plain),
+        )
+    decomposed = unicodedata.normalize("NFD", text) if strip_accents and not text.isascii() else ""
+    marks = sum(
+        mark > "\u036f" and (unicodedata.category(mark) == "Mn" or "\u1100" <= mark <= "\u11ff") for mark in decomposed
+    )
+    if marks > _FREQUENT_MARKS * len(text):
+        log.warning(
+            "%s of %s characters are Korean syllables, vowel signs, tone marks or voicing marks, which an uncased "
+            "vocabulary splits or strips as accents: train it with --keep_accents",
+            f"{marks:,}",
+            f"{len(text):,}",
         )
 
 

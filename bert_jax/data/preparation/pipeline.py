@@ -117,7 +117,8 @@ def prepare(
         paths, described = stack.enter_context(spooled(inputs, Path(local)))
         slices = slices or plan(paths)
         if not options.ids_field:
-            warn_of_text(slices, options, tokenizer.lowercase)
+            strip_accents = tokenizer.kind == "wordpiece" and tokenizer.strip_accents
+            warn_of_text(slices, options, lowercase=tokenizer.lowercase, strip_accents=strip_accents)
         job = Job(tokenizer, options, seed, local, str(new))
         run_tasks: RunTasks = partial(map_tasks, workers=workers)
         if runner != LOCAL:

@@ -27,7 +27,7 @@ TURKISH = "Işıklı kıyıda İstanbul'un ılık sabahı. It is in English, too
 def test_html_and_letters_i(text, lowercase, words, tmp_path, caplog):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(text)
-    warn_of_text(plan([str(tmp_path)], CorpusOptions()), CorpusOptions(), lowercase)
+    warn_of_text(plan([str(tmp_path)], CorpusOptions()), CorpusOptions(), lowercase=lowercase, strip_accents=False)
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * len(words)
     assert all(word in message for word, message in zip(words, caplog.messages, strict=True))
 
@@ -36,7 +36,7 @@ def test_html_and_letters_i(text, lowercase, words, tmp_path, caplog):
 def test_a_sample_has_no_warnings_and_errors_of_reading(errors, tmp_path, caplog):
     (tmp_path / "a.txt").write_bytes(b"caf\xe9\n")
     options = CorpusOptions(errors=errors)
-    warn_of_text(plan([str(tmp_path)], options), options, True)
+    warn_of_text(plan([str(tmp_path)], options), options, lowercase=True, strip_accents=True)
     assert not caplog.records
 
 
