@@ -19,11 +19,10 @@ from pathlib import Path
 
 from record import Record, add_json_argument
 
-from bert_jax.ahead_of_time.compiled_step import compile_step, plans
-from bert_jax.ahead_of_time.target import open_target
+from bert_jax.ahead_of_time.compiled_step import compile_step, open_target, plans
 from bert_jax.config import load_config
 from bert_jax.model import BertConfig
-from bert_jax.tracking.flops import training_flops
+from bert_jax.tracking.throughput import training_flops
 
 GIB = 1 << 30
 PREDICTIONS = {128: 20, 512: 76}
@@ -34,7 +33,7 @@ CASES = [("v5e:2x2", 512, 16), ("v5e:2x2", 128, 64), ("v6e:2x2", 512, 32), ("v5p
 """Topology, tokens and rows per chip."""
 VARIANTS = [("pallas", "none"), ("xla", "attention"), ("xla", "none")]
 MEASURES = (
-    "bert_jax/ahead_of_time/compiled_step.py", "bert_jax/ahead_of_time/target.py", "bert_jax/model",
+    "bert_jax/ahead_of_time/compiled_step.py", "bert_jax/model",
     "bert_jax/parallel", "bert_jax/training/objectives.py",
     "bert_jax/training/optimizer.py", "bert_jax/training/train_step.py",
 )  # fmt: skip

@@ -93,7 +93,7 @@ class Clock:
 
 
 def finetune_bert_jax(folder: Path, task: dict, epochs: int) -> dict:
-    from bert_jax.runtime.malloc import tune_malloc
+    from bert_jax.runtime.interpreter import tune_malloc
 
     tune_malloc()  # as the command does, before JAX has threads
     import jax

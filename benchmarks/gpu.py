@@ -44,7 +44,7 @@ RUN = (*STEP, "orbax.checkpoint", "array_record", "sentencex", "tokenizers", "tq
 MEASURES = (
     "benchmarks/gpu.py", "benchmarks/on_gpu", "benchmarks/torch_batch.py", "bert_jax/batch.py", "bert_jax/data/loading",
     "bert_jax/device_check.py",
-    "bert_jax/model", "bert_jax/parallel", "bert_jax/tracking/flops.py",
+    "bert_jax/model", "bert_jax/parallel", "bert_jax/tracking/throughput.py",
     "bert_jax/training/objectives.py", "bert_jax/training/optimizer.py",
     "bert_jax/training/train_step.py",
 )  # fmt: skip

@@ -20,8 +20,7 @@ from record import Record, add_json_argument
 from bert_jax.config import load_config
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
-from bert_jax.parallel.host_batches import put_batch
-from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.mesh import make_mesh, put_batch
 from bert_jax.text.conversion import convert_vocabulary
 from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import plan_step

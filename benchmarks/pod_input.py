@@ -40,7 +40,7 @@ from bert_jax.data.dataset import (
 from bert_jax.data.loading.loader import TrainLoader, TrainRows
 from bert_jax.data.loading.prefetch import Prefetch
 from bert_jax.model import BertConfig
-from bert_jax.tracking.flops import PEAK_FLOPS, training_flops
+from bert_jax.tracking.throughput import PEAK_FLOPS, training_flops
 from bert_jax.training.phases import make_masking, plan_phases
 
 CONFIG = "bert_large:lamb_v5e"

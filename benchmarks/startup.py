@@ -93,7 +93,7 @@ class Stopwatch:
 
 def run_child(options: argparse.Namespace) -> dict[str, Any]:
     """Runs `pretrain` in this process until its first step is done, and returns its parts."""
-    from bert_jax.runtime.malloc import tune_malloc
+    from bert_jax.runtime.interpreter import tune_malloc
 
     tune_malloc()
     import jax

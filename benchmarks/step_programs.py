@@ -13,8 +13,7 @@ from typing import Any
 
 from record import Record, add_json_argument
 
-from bert_jax.ahead_of_time.compiled_step import compile_step, plans
-from bert_jax.ahead_of_time.target import open_target
+from bert_jax.ahead_of_time.compiled_step import compile_step, open_target, plans
 from bert_jax.config import load_config
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -33,7 +32,7 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter")
 MEASURES = (
     "bert_jax/ahead_of_time/compiled_step.py", "bert_jax/ahead_of_time/hlo.py",
     "bert_jax/model", "bert_jax/parallel",
-    "bert_jax/tracking/flops.py", "bert_jax/training/objectives.py",
+    "bert_jax/tracking/throughput.py", "bert_jax/training/objectives.py",
     "bert_jax/training/optimizer.py", "bert_jax/training/train_step.py",
     "configs/bert_large.py",
 )  # fmt: skip

@@ -25,7 +25,7 @@ from sides import Side, UnsupportedError, serve
 
 MEASURES = (
     "benchmarks/on_gpu/steps.py", "benchmarks/sides.py", "benchmarks/torch_batch.py", "bert_jax/batch.py",
-    "bert_jax/model", "bert_jax/parallel", "bert_jax/runtime/malloc.py", "bert_jax/training/objectives.py",
+    "bert_jax/model", "bert_jax/parallel", "bert_jax/runtime/interpreter.py", "bert_jax/training/objectives.py",
     "bert_jax/training/optimizer.py",
     "bert_jax/training/train_step.py",
 )  # fmt: skip
@@ -116,7 +116,7 @@ def _flops_per_row(config: str) -> float:
     from bert_jax.config import load_config
     from bert_jax.model import BertConfig
     from bert_jax.sections import to_dict
-    from bert_jax.tracking.flops import training_flops
+    from bert_jax.tracking.throughput import training_flops
 
     model = BertConfig.from_dict({**to_dict(load_config(config).model), "vocab_size": VOCAB_SIZE})
     return training_flops(model, SEQ_LEN, PREDICTIONS[SEQ_LEN], 1)
@@ -129,7 +129,7 @@ def _make_side(name: str, model: str, seconds: float) -> Callable[[], float]:
 
 
 def _jax_rounds(model: str, seconds: float) -> Callable[[], float]:
-    from bert_jax.runtime.malloc import tune_malloc
+    from bert_jax.runtime.interpreter import tune_malloc
 
     tune_malloc()  # as the commands do, before threads start
     from on_gpu.steps import Rounds, Setting, Step

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from record import Record, add_json_argument
 
-from bert_jax.ahead_of_time.target import open_target, out_of_memory
+from bert_jax.ahead_of_time.compiled_step import open_target, out_of_memory
 from bert_jax.batch import pretraining_shapes
 from bert_jax.config import FinetuneConfig, PretrainConfig, load_config
 from bert_jax.config_keys import MeshKeys
@@ -28,8 +28,7 @@ from bert_jax.inference.pretrained import top_words
 from bert_jax.inference.text_encoder import text_states
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.task_heads import TaskHead
-from bert_jax.parallel.host_batches import abstract_batch
-from bert_jax.parallel.mesh import batch_mesh_axes, fill_in_accumulation, make_mesh
+from bert_jax.parallel.mesh import abstract_batch, batch_mesh_axes, fill_in_accumulation, make_mesh
 from bert_jax.parallel.sharding import make_forward_step, parameter_shardings
 from bert_jax.sections import flatten
 from bert_jax.training import phases

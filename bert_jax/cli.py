@@ -24,9 +24,7 @@ from bert_jax.command_line.console import bars, set_up_logging
 from bert_jax.commands import data, models, runs  # whose functions are the commands
 from bert_jax.errors import BertJaxError
 from bert_jax.progress import silent
-from bert_jax.runtime.background_errors import show_background_errors
-from bert_jax.runtime.malloc import tune_malloc
-from bert_jax.runtime.preemption import StopSignal
+from bert_jax.runtime.interpreter import StopSignal, show_background_errors, tune_malloc
 
 __all__ = ["data", "entry_point", "main", "models", "parse", "runs"]
 

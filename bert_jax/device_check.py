@@ -27,7 +27,7 @@ from bert_jax.data.preparation.pipeline import prepare
 from bert_jax.errors import BertJaxError, InputError, Interrupted, NotBegun
 from bert_jax.files import remote
 from bert_jax.files.provenance import software
-from bert_jax.runtime.preemption import StopSignal
+from bert_jax.runtime.interpreter import StopSignal
 from bert_jax.runtime.processes import any_process, is_first, joined
 from bert_jax.runtime.workdir_lock import shared_name
 from bert_jax.sections import with_values

@@ -1,4 +1,4 @@
-"""Typed configs: frozen dataclasses whose fields are keys and sections, and that check names, types and ranges.
+"""Typed configs and options: frozen dataclasses whose fields check their names, types and ranges.
 
 @dataclass(frozen=True)
 class DataKeys(Section):
@@ -9,11 +9,13 @@ class DataKeys(Section):
 import ast
 import dataclasses
 import difflib
+import functools
+import operator
 import os
 import re
 import types
 from collections import abc
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -173,55 +175,34 @@ def with_values(section: S, values: Mapping[str, Any]) -> S:
     """
     known = dict(flatten(section))
     of_phases = {key: match for key in values if (match := _PHASE_KEY.fullmatch(key)) and match[1] in known}
-    for key in values:
-        in_mapping = isinstance(known.get(key.partition(".")[0]), Mapping)
-        if key not in known and key not in of_phases and not in_mapping:
+    tree = to_dict(section)
+    for key in values.keys() - of_phases.keys():
+        if key not in known and not isinstance(known.get(key.partition(".")[0]), Mapping):
             raise InputError(f"{key}: unknown key{nearest(key, known)}")
-    section = _updated(section, {key: value for key, value in values.items() if key not in of_phases})
+        *parents, name = key.split(".") if key in known else key.split(".", 1)
+        functools.reduce(operator.getitem, parents, tree)[name] = values[key]
+    result = from_mapping(type(section), tree)
     for key, match in of_phases.items():
-        phases = _with_phase_key(section, match[1], int(match[2]), match[3], values[key])
-        section = _updated(section, {match[1]: phases})
-    return section
+        result = _with_phase_key(result, match[1].split("."), int(match[2]), match[3], values[key])
+    return result
 
 
-def _with_phase_key(section: Section, phases_key: str, number: int, key: str, value: Any) -> tuple[dict[str, Any], ...]:
-    """Returns the phases with another value of one key of phase `number`."""
-    where = f"{phases_key}.{number}"
-    *parents, _ = phases_key.split(".")
-    for name in parents:
-        section = getattr(section, name)
-    phases: tuple[dict[str, Any], ...] = dict(flatten(section))["phases"]
+def _with_phase_key(section: S, place: list[str], number: int, key: str, value: Any) -> S:
+    """Returns the section with another value of one key of phase `number`; its phases are at `place`."""
+    where = f"{'.'.join(place)}.{number}"
+    owner: Any = functools.reduce(getattr, place[:-1], section)
+    tree: Any = to_dict(section)
+    phases = functools.reduce(operator.getitem, place, tree)
     if number >= len(phases):
         raise InputError(f"{where}.{key}: the config has {len(phases)} phases, numbered from 0")
     try:
-        if key == "steps":
-            value = _converted(int, value)
-        else:
-            value = dict(flatten(with_values(section, {key: value})))[key]
+        converted = _converted(int, value) if key == "steps" else dict(flatten(with_values(owner, {key: value})))[key]
     except InputError as error:
         raise InputError(f"{where}.{error}") from error
     except (ValueError, TypeError, SyntaxError) as error:
         raise InputError(f"{where}.steps={value}: expected a value of type int") from error
-    return tuple({**phase, key: value} if i == number else phase for i, phase in enumerate(phases))
-
-
-def _updated(section: S, values: Mapping[str, Any]) -> S:
-    """Returns the section with other values, by the dotted keys of its fields."""
-    changes: dict[str, Any] = {}
-    inner: dict[str, dict[str, Any]] = {}
-    for key, value in values.items():
-        name, _, rest = key.partition(".")
-        if rest:
-            inner.setdefault(name, {})[rest] = value
-        else:
-            changes[name] = value
-    for name, part in inner.items():
-        try:
-            value = getattr(section, name)
-            changes[name] = {**value, **part} if isinstance(value, Mapping) else _updated(value, part)
-        except InputError as error:
-            raise InputError(f"{name}.{error}") from error
-    return dataclasses.replace(section, **changes)
+    phases[number][key] = converted  # of the copy
+    return from_mapping(type(section), tree)
 
 
 def to_dict(section: Section) -> dict[str, Any]:
@@ -234,3 +215,32 @@ def nearest(name: str, known: Iterable[str]) -> str:
     by_last = {other.rpartition(".")[2]: other for other in known}
     close = difflib.get_close_matches(name.rpartition(".")[2], list(by_last), 1, 0.6)
     return f" (did you mean {by_last[close[0]]}?)" if close else ""
+
+
+def option(default: Any, help: str, **limits: Any) -> Any:
+    """Declares a field as an option of the command line. `limits` are `choices`, `low`, `high` and a `metavar`."""
+    return dataclasses.field(default=default, metadata={"help": help, **limits})
+
+
+class CheckedOptions:
+    """Base of dataclasses of options, whose values are checked."""
+
+    def __post_init__(self) -> None:
+        """Raises InputError for a field that is not among its choices or not in its range."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, limits = getattr(self, field.name), field.metadata
+            low, high = limits.get("low"), limits.get("high")
+            if "choices" in limits and value not in limits["choices"]:
+                raise InputError(f"{field.name}={value!r}: expected one of {', '.join(limits['choices'])}")
+            if low is not None and high is None and not value >= low:
+                raise InputError(f"{field.name}={value}: must be at least {low}")
+            if high is not None and not low <= value <= high:
+                raise InputError(f"{field.name}={value}: must be in [{low}, {high}]")
+
+    def check_unused(self, used: Collection[str], why: str) -> None:
+        """Raises InputError, which says `why`, for an option that is not `used` and not at its default."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if field.name not in used and value != field.default:
+                given = field.name if value is True else f"{field.name}={value}"
+                raise InputError(f"{given}: has no effect {why}")

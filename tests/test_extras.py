@@ -4,12 +4,12 @@ from importlib import metadata
 
 import pytest
 
-from bert_jax import extras
+from bert_jax import errors
 
 
 def test_hint_installs_the_requirements_of_the_extra():
-    assert extras.install_hint("gcs") == "pip install 'gcsfs>=2024.6'"
-    assert extras.install_hint("dataflow") == "pip install 'apache-beam[gcp]>=2.70' 'gcsfs'"
+    assert errors.install_hint("gcs") == "pip install 'gcsfs>=2024.6'"
+    assert errors.install_hint("dataflow") == "pip install 'apache-beam[gcp]>=2.70' 'gcsfs'"
 
 
 def test_hint_without_an_installed_package_is_for_a_clone(monkeypatch: pytest.MonkeyPatch):
@@ -17,4 +17,4 @@ def test_hint_without_an_installed_package_is_for_a_clone(monkeypatch: pytest.Mo
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "requires", missing)
-    assert extras.install_hint("gcs") == "pip install -e '.[gcs]'"
+    assert errors.install_hint("gcs") == "pip install -e '.[gcs]'"

@@ -11,13 +11,11 @@ from support import helpers
 REPOSITORY = helpers.REPOSITORY
 PACKAGE = REPOSITORY / "bert_jax"
 
-BASE = {"batch", "config_keys", "errors", "extras", "option_fields", "progress", "sections", "version"}
+BASE = {"batch", "config_keys", "errors", "progress", "sections", "version"}
 ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import besides itself and BASE
     "batch": set(),
     "config_keys": set(),
     "errors": set(),
-    "extras": set(),
-    "option_fields": set(),
     "progress": set(),
     "sections": set(),
     "version": set(),

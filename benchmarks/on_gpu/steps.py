@@ -22,10 +22,9 @@ from bert_jax.batch import Batch, HostBatch, map_arrays
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.data.loading.packing import most_predictions, pack, pack_batch
 from bert_jax.model import BertConfig, abstract_parameters
-from bert_jax.parallel.host_batches import put_batch, put_everywhere
-from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.mesh import make_mesh, put_batch, put_everywhere
 from bert_jax.sections import to_dict
-from bert_jax.tracking.flops import peak_flops, training_flops
+from bert_jax.tracking.throughput import peak_flops, training_flops
 from bert_jax.training.objectives import pretraining
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.training.train_step import StateSpec, TrainState, describe_state, key_data, make_train_step, scans_layers

@@ -15,8 +15,7 @@ from bert_jax.files import remote
 from bert_jax.model import parameter_count
 from bert_jax.parallel.mesh import BATCH_AXES, abstract_mesh
 from bert_jax.sections import check_kind
-from bert_jax.tracking.flops import device_kind, peak_flops
-from bert_jax.tracking.throughput import pretraining_work
+from bert_jax.tracking.throughput import device_kind, peak_flops, pretraining_work
 from bert_jax.training.initialization import fill_in_from_checkpoint, open_init
 from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.pretrain import plan_state

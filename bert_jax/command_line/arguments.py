@@ -20,8 +20,7 @@ from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, get_ar
 
 from bert_jax import __version__, config_listing
 from bert_jax.errors import InputError
-from bert_jax.option_fields import CheckedOptions
-from bert_jax.sections import Section, check_kind, flatten, nearest
+from bert_jax.sections import CheckedOptions, Section, check_kind, flatten, nearest
 
 
 @dataclass(frozen=True)

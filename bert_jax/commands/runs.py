@@ -11,7 +11,7 @@ from bert_jax.command_line.result import Result
 from bert_jax.config_keys import FinetuneConfig, PretrainConfig, StudyConfig
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.progress import Bars, silent
-from bert_jax.runtime.preemption import StopSignal
+from bert_jax.runtime.interpreter import StopSignal
 from bert_jax.sections import flatten, with_values
 
 

@@ -20,8 +20,7 @@ from bert_jax.model import BertConfig
 from bert_jax.model.task_heads import TaskHead
 from bert_jax.text.sequences import LENGTHS, EncodedSequence, choose_lengths, pad_sequences, padded_length
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.tracking.flops import finetuning_flops
-from bert_jax.tracking.throughput import StepWork
+from bert_jax.tracking.throughput import StepWork, finetuning_flops
 
 
 @dataclass(frozen=True)

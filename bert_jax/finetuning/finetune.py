@@ -28,7 +28,7 @@ from bert_jax.finetuning.results import RESULT_FILE, read_result
 from bert_jax.finetuning.run import finetune_once
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
-from bert_jax.runtime.preemption import StopSignal
+from bert_jax.runtime.interpreter import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.sections import check_kind, flatten, with_values
 from bert_jax.tracking.trackers import Tracker

@@ -20,8 +20,7 @@ from bert_jax.errors import InputError
 from bert_jax.finetuning.batches import EncodedExamples, in_order
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
-from bert_jax.parallel.host_batches import put_batch, rows_here
-from bert_jax.parallel.mesh import batch_mesh_axes, make_mesh
+from bert_jax.parallel.mesh import batch_mesh_axes, make_mesh, put_batch, rows_here
 from bert_jax.parallel.sharding import make_forward_step, parameter_shardings
 from bert_jax.text.sequences import LENGTHS, EncodedSequence, padded_length
 from bert_jax.text.tokenizer import Tokenizer

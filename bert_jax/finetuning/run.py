@@ -39,11 +39,10 @@ from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.parallel.mesh import check_divisibility
 from bert_jax.progress import Bars, silent
-from bert_jax.runtime.preemption import StopSignal
+from bert_jax.runtime.interpreter import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.sections import to_dict
-from bert_jax.tracking.flops import finetuning_flops
-from bert_jax.tracking.throughput import Throughput
+from bert_jax.tracking.throughput import Throughput, finetuning_flops
 from bert_jax.tracking.trackers import Tracker
 from bert_jax.training.checkpointer import Checkpointer
 from bert_jax.training.checkpoints import FOLDER, Checkpoint, open_checkpoint

@@ -18,8 +18,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import export as jax_export
 from safetensors.numpy import save_file
 
-from bert_jax.errors import InputError
-from bert_jax.extras import install_hint
+from bert_jax.errors import InputError, install_hint
 from bert_jax.files import provenance
 from bert_jax.files.atomic import new_folder, whole_folder
 from bert_jax.interop.huggingface_weights import model_settings

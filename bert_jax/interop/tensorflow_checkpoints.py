@@ -11,8 +11,7 @@ from functools import partial
 import numpy as np
 from etils import epath
 
-from bert_jax.errors import InputError
-from bert_jax.extras import install_hint
+from bert_jax.errors import InputError, install_hint
 from bert_jax.interop.huggingface_reading import ForeignCheckpoint, assemble, bert_config, drop_weights
 from bert_jax.interop.tensorflow_names import VALUE, canonical_names, flat_shape, is_training_state
 from bert_jax.interop.weight_files import TENSORFLOW_INDEX, StoredWeight, read_json

@@ -16,8 +16,7 @@ import numpy as np
 from etils import epath
 from safetensors import SafetensorError, safe_open
 
-from bert_jax.errors import InputError
-from bert_jax.extras import install_hint
+from bert_jax.errors import InputError, install_hint
 
 WHOLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

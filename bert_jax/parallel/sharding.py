@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from bert_jax.batch import Batch
 from bert_jax.model.bert import Parameters
 from bert_jax.model.layers import ParameterInfo, parameter_info
-from bert_jax.parallel.mesh import BATCH_AXES, batch_mesh_axes
+from bert_jax.parallel.mesh import batch_mesh_axes, batch_sharding
 
 RULES: dict[str, str | None] = {
     "embed": "fsdp",
@@ -47,11 +47,6 @@ def parameter_shardings(mesh: Mesh | AbstractMesh, info: Parameters) -> Paramete
     """Returns a `NamedSharding` for every parameter; `info` has its `ParameterInfo`, see `abstract_parameters`."""
     result: Parameters = jax.tree.map(lambda one: NamedSharding(mesh, partition_spec(one.logical_axes)), info)
     return result
-
-
-def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of a batch entry [A, B / A, ...]: rows are sharded along data and fsdp, microbatches not."""
-    return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
 
 
 def gather_model(

@@ -34,7 +34,7 @@ from bert_jax.finetuning.finetune import SEARCH_FILE, planned_runs, search
 from bert_jax.finetuning.tasks.kinds import read_task
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.progress import Bars, silent
-from bert_jax.runtime.preemption import StopSignal
+from bert_jax.runtime.interpreter import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.sections import to_dict, with_values
 from bert_jax.studies.study_table import PERPLEXITY, Cell, Table, write_table

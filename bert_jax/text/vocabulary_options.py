@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bert_jax.errors import InputError
-from bert_jax.option_fields import CheckedOptions, option
+from bert_jax.sections import CheckedOptions, option
 
 KINDS = ("wordpiece", "unigram", "bpe", "byte_bpe")
 

@@ -1,6 +1,16 @@
-"""Throughput of a run, and one-line summaries of its metrics."""
+"""Throughput of a run: model FLOPs, the peaks of known accelerators, rates, and one-line summaries of metrics.
+
+Convention of FLOPs: only matrix products, over padded tokens, the masked-LM head at the gathered positions, and three
+times the forward pass. BERT-LARGE has 240.6 GFLOP per sequence at 128 tokens with 20 predictions, 1,019.8 at 512 with
+76. The share of the peak is the model FLOPs utilization (MFU).
+
+Sources of peaks: the vendors' data sheets, Google's page on each TPU (docs of Cloud TPU, "System architecture") and
+NVIDIA's, without sparsity. A chip of TPU v2, v3 and TPU7x is two JAX devices, each with half of its peak; a B200 is two
+dies and one device.
+"""
 
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -10,8 +20,79 @@ import numpy as np
 
 from bert_jax.config_keys import PretrainConfig
 from bert_jax.data.loading.loader import TrainLoader
+from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
-from bert_jax.tracking.flops import peak_flops, training_flops
+from bert_jax.model.task_heads import TaskHead, feature_size
+
+
+def training_flops(config: BertConfig, seq_len: int, predictions: int, sequences: int = 1) -> float:
+    """Counts FLOPs of the forward and backward pass of a row with one sequence, or several packed ones."""
+    return 3.0 * _forward_flops(config, seq_len, predictions, sequences)
+
+
+def finetuning_flops(config: BertConfig, head: TaskHead, seq_len: int) -> float:
+    """Counts FLOPs of a row in fine-tuning. A frozen encoder runs only forward, and not at all for its embeddings."""
+    encoder = 0.0 if head.features == "embeddings" else _forward_flops(config, seq_len, 0, 1)
+    widths = [feature_size(head.features, config), *[2 * head.bilstm] * (head.bilstm_layers - 1)]
+    bilstm = sum(2 * 2 * seq_len * 4 * head.bilstm * (width + head.bilstm) for width in widths)
+    return (1.0 if head.features else 3.0) * encoder + 3.0 * bilstm
+
+
+def _forward_flops(config: BertConfig, seq_len: int, predictions: int, sequences: int) -> float:
+    d, f = config.hidden_size, config.intermediate_size
+    projections = 2 * seq_len * (4 * d * d + 2 * d * f)
+    attention = 2 * 2 * seq_len * seq_len * d
+    mlm_head = 2 * predictions * (d * d + d * config.vocab_size)
+    nsp_head = 2 * sequences * (d * d + 2 * d)
+    return float(config.num_hidden_layers * (projections + attention) + mlm_head + nsp_head)
+
+
+# By `device_kind`; for NVIDIA a form factor and a memory size may follow.
+PEAK_FLOPS = {
+    "TPU v2": 46e12 / 2,
+    "TPU v3": 123e12 / 2,
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5e": 197e12,
+    "TPU v5": 459e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "TPU v6e": 918e12,
+    "TPU7x": 2307e12 / 2,
+    "NVIDIA A100": 312e12,
+    "NVIDIA H100": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
+    "NVIDIA H200": 989e12,
+    "NVIDIA GH200": 989e12,
+    "NVIDIA B200": 2250e12,
+    "NVIDIA GB200": 2500e12,
+}
+"""Dense bf16 FLOP/s of a JAX device."""
+
+
+def device_kind(name: str) -> str:
+    """Returns the `device_kind` of a device by its short or long name: `v5e`, `h100`, "TPU v5e".
+
+    Raises InputError for an unknown name.
+    """
+    names = {_short_name(kind): kind for kind in PEAK_FLOPS}
+    if _short_name(name) not in names:
+        raise InputError(f"device={name}: unknown device; expected one of {', '.join(names)}")
+    return names[_short_name(name)]
+
+
+def _short_name(kind: str) -> str:
+    return re.sub(r"[ _-]", "", kind.lower()).removeprefix("tpu").removeprefix("nvidia")
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Returns the dense bf16 FLOP/s of a device, by its name or by the longest known prefix of it; None if unknown."""
+    if device_kind in PEAK_FLOPS:
+        return PEAK_FLOPS[device_kind]
+    matches = [name for name in PEAK_FLOPS if device_kind.startswith((f"{name} ", f"{name}-")) and "NVIDIA" in name]
+    return PEAK_FLOPS[max(matches, key=len)] if matches else None
+
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from bert_jax.errors import InputError
-from bert_jax.extras import install_hint
+from bert_jax.errors import InputError, install_hint
 from bert_jax.files import atomic, remote
 from bert_jax.tracking.metrics import METRICS_FILE, GrowingFile, finite_json, read_metrics
 

@@ -17,8 +17,6 @@ from bert_jax.sections import to_dict
 from bert_jax.tracking.trackers import check_wandb
 from bert_jax.training.train_step import compute_dtype
 
-_SMALLEST_SHARE = 1e-6
-
 
 def bert_config(config: PretrainConfig, vocab_size: int, seq_len: int, source: str) -> BertConfig:
     """Makes the model's sizes for rows of `seq_len` tokens and the vocabulary of `source`, which -1 stands for.
@@ -89,37 +87,32 @@ def check_attention(
     name, dropout, tensor = config.attention, config.model.attention_probs_dropout_prob, mesh.shape["tensor"]
     if name == "xla":
         return
-
-    def check(holds: bool, problem: str) -> None:
-        if not holds:
-            raise InputError(f"attention={name}: {problem}, or set attention=xla")
-
     kernel, here = {"pallas": "tpu", "cudnn": "gpu"}[name], platform or mesh.devices.flat[0].platform
-    check(tensor == 1, f"does not support tensor parallelism, got mesh.tensor={tensor}; set mesh.tensor=1")
-    check(here == kernel, f"needs {kernel.upper()} devices, got {here.upper()}; run on {kernel.upper()}")
-    dtype = compute_dtype(config.dtype, here)
+    dtype, size, heads = compute_dtype(config.dtype, here), model.hidden_size, model.num_attention_heads
+    conditions = {
+        f"does not support tensor parallelism, got mesh.tensor={tensor}; set mesh.tensor=1": tensor == 1,
+        f"needs {kernel.upper()} devices, got {here.upper()}; run on {kernel.upper()}": here == kernel,
+    }
     if name == "pallas":
         # Few runs need the import, which takes a fourth of a second.
         from bert_jax.model.pallas_attention import LANES, LARGEST_KEYS
 
-        longest, size = LARGEST_KEYS // dtype.itemsize, model.hidden_size
-        check(
-            seq_len <= longest,
-            f"does not support seq_len={seq_len} in {dtype}; prepare with --seq_len {longest} or less",
-        )
-        check(size % LANES == 0, f"does not support model.hidden_size={size}; choose a multiple of {LANES}")
-        return
-    check(
-        dropout == 0,
-        f"does not support model.attention_probs_dropout_prob={dropout}; set model.attention_probs_dropout_prob=0.0",
-    )
-    check(dtype == jnp.bfloat16, f"does not support dtype={dtype}; set dtype=bfloat16")
-    check(seq_len % 2 == 0, f"does not support odd seq_len={seq_len}; prepare with an even --seq_len")
-    check(
-        model.head_size in CUDNN_HEADS,
-        f"does not support heads of model.hidden_size={model.hidden_size} / model.num_attention_heads="
-        f"{model.num_attention_heads} = {model.head_size} features; choose a multiple of 8 up to 128",
-    )
+        most = LARGEST_KEYS // dtype.itemsize
+        conditions |= {
+            f"does not support seq_len={seq_len} in {dtype}; prepare with --seq_len {most} or less": seq_len <= most,
+            f"does not support model.hidden_size={size}; choose a multiple of {LANES}": size % LANES == 0,
+        }
+    else:
+        rate = "model.attention_probs_dropout_prob"
+        conditions |= {
+            f"does not support {rate}={dropout}; set {rate}=0.0": dropout == 0,
+            f"does not support dtype={dtype}; set dtype=bfloat16": dtype == jnp.bfloat16,
+            f"does not support odd seq_len={seq_len}; prepare with an even --seq_len": seq_len % 2 == 0,
+            f"does not support heads of model.hidden_size={size} / model.num_attention_heads={heads} = "
+            f"{model.head_size} features; choose a multiple of 8 up to 128": model.head_size in CUDNN_HEADS,
+        }
+    if problems := [problem for problem, holds in conditions.items() if not holds]:
+        raise InputError(f"attention={name}: {problems[0]}, or set attention=xla")
 
 
 def data_paths(config: PretrainConfig) -> list[str]:
@@ -134,27 +127,17 @@ def data_paths(config: PretrainConfig) -> list[str]:
 
 def check_mixture(config: PretrainConfig, datasets: Sequence[PreparedDataset]) -> None:
     """Raises InputError if the datasets of a run, its weights and its objective do not match."""
-    hashes = [dataset.info.hash for dataset in datasets]
-    if len({*hashes}) < len(hashes):
-        same = [str(dataset.folder) for dataset in datasets if hashes.count(dataset.info.hash) > 1]
-        raise InputError(f"data.path={config.data.path}: {' and '.join(same)} are the same dataset; name it once")
     weights = () if isinstance(config.data.weights, str) else config.data.weights
     if weights and len(weights) != len(datasets):
         raise InputError(f"data.weights={weights}: expected {len(datasets)} weights, one for each dataset in data.path")
     if not all(0 < weight < math.inf for weight in weights):
         raise InputError(f"data.weights={weights}: must be numbers above 0")
-    if weights and not min(weights) / max(weights) > _SMALLEST_SHARE:
-        raise InputError(f"data.weights={weights}: the smallest must be above {_SMALLEST_SHARE:g} times the largest")
+    wanted = datasets[0].info.seq_len if config.data.seq_len == -1 else config.data.seq_len
     for dataset in datasets:
-        if config.data.seq_len not in (-1, dataset.info.seq_len):
+        if dataset.info.seq_len != wanted:
             raise InputError(
-                f"{dataset.folder} has sequences of {dataset.info.seq_len} tokens, but data.seq_len="
-                f"{config.data.seq_len}; prepare it with --seq_len {config.data.seq_len}"
-            )
-        if dataset.info.seq_len != datasets[0].info.seq_len:
-            raise InputError(
-                f"{dataset.folder} has sequences of {dataset.info.seq_len} tokens and {datasets[0].folder} of "
-                f"{datasets[0].info.seq_len}; prepare both with one --seq_len"
+                f"{dataset.folder} has sequences of {dataset.info.seq_len} tokens; expected {wanted}, by data.seq_len="
+                f"{config.data.seq_len} or {datasets[0].folder}; prepare it with --seq_len {wanted}"
             )
         if dataset.info.options.get("pairs") == "none" and config.objective.nsp:
             raise InputError(

@@ -17,8 +17,7 @@ from bert_jax.data.loading.loader import EvalLoader
 from bert_jax.errors import InputError
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
-from bert_jax.parallel.host_batches import put_batch, rows_here
-from bert_jax.parallel.mesh import batch_mesh_axes, make_mesh
+from bert_jax.parallel.mesh import batch_mesh_axes, make_mesh, put_batch, rows_here
 from bert_jax.parallel.sharding import make_forward_step, parameter_shardings
 from bert_jax.progress import Bars, silent
 from bert_jax.sections import from_mapping

@@ -21,7 +21,7 @@ from bert_jax.config_keys import RunConfig
 from bert_jax.data.loading.prefetch import Prefetch
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.files import remote
-from bert_jax.parallel.host_batches import put_batch, put_flag, rows_here
+from bert_jax.parallel.mesh import put_batch, put_flag, rows_here
 from bert_jax.runtime.processes import is_first
 from bert_jax.tracking.metrics import RunningMeans
 from bert_jax.tracking.throughput import Throughput, key_values, summary

@@ -29,7 +29,7 @@ from bert_jax.data.loading.loader import EvalLoader, TrainLoader, TrainRows
 from bert_jax.data.loading.masking import Masking, prediction_counts
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
-from bert_jax.parallel import host_batches
+from bert_jax.parallel import mesh as meshes
 from bert_jax.parallel.mesh import check_divisibility, fill_in_accumulation
 from bert_jax.sections import flatten, with_values
 from bert_jax.training.checks import (
@@ -153,15 +153,8 @@ def open_phases(
             opened.append(dataset)
         check_mixture(plan.config, opened)
         seq_len = opened[0].info.seq_len
-        fitted, model = fit_plan(
-            plan, mesh, seq_len, opened[0].tokenizer.vocab_size, str(opened[0].folder), platform
-        )  # fmt: skip
-        if fitted.config is not plan.config:
-            log.info(
-                "Steps %d-%d: inferred gradient_accumulation=%d", plan.start + 1, plan.stop,
-                fitted.config.gradient_accumulation,
-            )  # fmt: skip
-        phases.append(_open_phase(fitted, opened, model, phases))
+        fitted = fit_plan(plan, mesh, seq_len, opened[0].tokenizer.vocab_size, str(opened[0].folder), platform)
+        phases.append(_open_phase(*fitted, opened, phases))
     return phases
 
 
@@ -179,7 +172,7 @@ def fit_plan(
     return replace(plan, config=config), model
 
 
-def _open_phase(plan: Plan, datasets: Sequence[PreparedDataset], model: BertConfig, before: Sequence[Phase]) -> Phase:
+def _open_phase(plan: Plan, model: BertConfig, datasets: Sequence[PreparedDataset], before: Sequence[Phase]) -> Phase:
     """Makes the loaders of a phase, which continue after those of the phases before it."""
     config = plan.config
     max_sequences = config.data.max_sequences if config.data.packing else 1
@@ -252,12 +245,12 @@ def abstract_batch(
     With several processes it has `stop`, too.
     """
     shapes = pretraining_shapes(config.global_batch_size, seq_len, predictions, sequences)
-    batch = host_batches.abstract_batch(
+    batch = meshes.abstract_batch(
         mesh, map_arrays(lambda entry: jax.ShapeDtypeStruct(*entry), shapes), config.gradient_accumulation,
         batch_size=config.global_batch_size,
     )  # fmt: skip
     if len({device.process_index for device in mesh.devices.flat}) > 1:
-        batch["stop"] = jax.ShapeDtypeStruct((mesh.size,), np.int32, sharding=host_batches.flag_sharding(mesh))
+        batch["stop"] = jax.ShapeDtypeStruct((mesh.size,), np.int32, sharding=meshes.flag_sharding(mesh))
     return batch
 
 
@@ -287,10 +280,10 @@ def log_data(phase: Phase, start: int) -> None:
     """Logs the rows of a phase after step `start`, and where it reads its datasets."""
     loader, rows = phase.train_loader, phase.config.global_batch_size
     log.info(
-        "Steps %d-%d: %s tokens per step, in %d rows of %d (%.1f%% real), %.3g sequences and up to %d predictions per "
-        "row",
+        "Steps %d-%d: %s tokens per step, in %d rows of %d (%.1f%% real) in %d microbatches, %.3g sequences and up to "
+        "%d predictions per row",
         start + 1, phase.stop, f"{rows * phase.seq_len:,}", rows, phase.seq_len, 100 * loader.real_share,
-        loader.sequences_a_row, loader.sources[0].predictions,
+        phase.config.gradient_accumulation, loader.sequences_a_row, loader.sources[0].predictions,
     )  # fmt: skip
     for source, row, epochs in zip(loader.sources, loader.next_rows(start), loader.epochs(phase.stop), strict=True):
         log.info(

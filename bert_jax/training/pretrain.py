@@ -25,10 +25,9 @@ from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count
 from bert_jax.model.bert import HEADS
-from bert_jax.parallel.host_batches import put_batch, rows_here
-from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.mesh import make_mesh, put_batch, rows_here
 from bert_jax.progress import Bars, silent
-from bert_jax.runtime.preemption import StopSignal
+from bert_jax.runtime.interpreter import StopSignal
 from bert_jax.sections import check_kind, to_dict
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import Throughput, key_values, pretraining_work

@@ -19,9 +19,8 @@ from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.progress import Bars
 from bert_jax.runtime.compilation_cache import kept_programs
-from bert_jax.runtime.preemption import StopSignal
+from bert_jax.runtime.interpreter import StallWatch, StopSignal
 from bert_jax.runtime.processes import is_first
-from bert_jax.runtime.watchdog import StallWatch
 from bert_jax.runtime.workdir_lock import WorkdirLock
 from bert_jax.sections import Section, flatten, from_mapping, to_dict
 from bert_jax.tracking.trackers import MetricsFile, TensorBoard, Tracker, Trackers, WeightsAndBiases

@@ -20,8 +20,7 @@ from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters, initialize
 from bert_jax.model.bert import Parameters
 from bert_jax.model.layers import row_keys
-from bert_jax.parallel.host_batches import put_everywhere
-from bert_jax.parallel.mesh import batch_mesh_axes
+from bert_jax.parallel.mesh import batch_mesh_axes, put_everywhere
 from bert_jax.parallel.sharding import (
     gather_model,
     like_parameters,

@@ -9,8 +9,15 @@ import pytest
 
 from bert_jax import cli
 from bert_jax.ahead_of_time import compiled_step
-from bert_jax.ahead_of_time.compiled_step import compile_phases, compile_step, estimate_time, plans
-from bert_jax.ahead_of_time.target import Target, open_target, out_of_memory
+from bert_jax.ahead_of_time.compiled_step import (
+    Target,
+    compile_phases,
+    compile_step,
+    estimate_time,
+    open_target,
+    out_of_memory,
+    plans,
+)
 from bert_jax.ahead_of_time.text import render
 from bert_jax.config import load_config
 from bert_jax.errors import BertJaxError, InputError

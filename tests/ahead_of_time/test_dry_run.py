@@ -20,7 +20,7 @@ from bert_jax.model import BertConfig, initialize, parameter_count
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.sections import to_dict
 from bert_jax.text.tokenizer import read_tokenizer
-from bert_jax.tracking.flops import PEAK_FLOPS, device_kind, training_flops
+from bert_jax.tracking.throughput import PEAK_FLOPS, device_kind, training_flops
 from bert_jax.training.checkpoints import save_parameters
 from bert_jax.training.pretrain import plan_state, pretrain
 

@@ -12,7 +12,7 @@ from support.compilations import logged_compilations
 from support.devices import one_device  # noqa: F401
 
 import bert_jax
-from bert_jax.ahead_of_time.target import open_target
+from bert_jax.ahead_of_time.compiled_step import open_target
 from bert_jax.cli import main
 from bert_jax.config import load_config
 from bert_jax.errors import InputError

@@ -139,7 +139,7 @@ import sys
 import jax
 import jax.numpy as jnp
 from bert_jax.ahead_of_time.compiled_step import estimate_time
-from bert_jax.ahead_of_time.target import open_target
+from bert_jax.ahead_of_time.compiled_step import open_target
 device = open_target(sys.argv[1]).devices[0]
 sharding = jax.sharding.SingleDeviceSharding(device)
 arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding) for shape in ((4096, 4096), (4096, 1024))]
@@ -162,7 +162,7 @@ def test_clock_gives_a_product_a_plausible_share_of_the_peak(topology: str, leas
 
 SHARDED_STATE = """
 import jax
-from bert_jax.ahead_of_time.target import open_target
+from bert_jax.ahead_of_time.compiled_step import open_target
 from bert_jax.config import load_config
 from bert_jax.model import BertConfig
 from bert_jax.training.pretrain import plan_state

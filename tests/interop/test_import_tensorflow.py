@@ -17,8 +17,7 @@ from support import helpers, sources
 
 import bert_jax
 from bert_jax import cli
-from bert_jax.errors import InputError
-from bert_jax.extras import install_hint
+from bert_jax.errors import InputError, install_hint
 from bert_jax.interop import tensorflow_checkpoints
 from bert_jax.interop.importing import import_checkpoint
 from bert_jax.interop.tensorflow_names import VALUE, is_training_state

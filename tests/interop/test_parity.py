@@ -16,8 +16,7 @@ from bert_jax.config_keys import MeshKeys
 from bert_jax.interop.huggingface_weights import layout, state_dict
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import HEADS
-from bert_jax.parallel.host_batches import put_batch
-from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.mesh import make_mesh, put_batch
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.initialization import initialize_from
 from bert_jax.training.objectives import divide, pretraining

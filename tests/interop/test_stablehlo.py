@@ -13,7 +13,7 @@ from support import helpers, sources
 
 import bert_jax
 from bert_jax import cli
-from bert_jax.extras import install_hint
+from bert_jax.errors import install_hint
 from bert_jax.interop import stablehlo
 from bert_jax.model.task_heads import BertForTask
 

@@ -34,7 +34,7 @@ def test_a_set_is_one_line_of_flags(name: str):
 OPEN = """
 import os, sys
 os.environ["LIBTPU_INIT_ARGS"] = sys.argv[1]
-from bert_jax.ahead_of_time.target import open_target
+from bert_jax.ahead_of_time.compiled_step import open_target
 open_target("v5e:2x2")
 """
 

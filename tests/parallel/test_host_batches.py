@@ -6,8 +6,7 @@ import jax
 from support import helpers
 from support.devices import one_device  # noqa: F401
 
-from bert_jax.parallel.host_batches import put_batch
-from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.mesh import make_mesh, put_batch
 from bert_jax.training.phases import abstract_batch
 
 

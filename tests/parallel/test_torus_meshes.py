@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from bert_jax.ahead_of_time.target import open_target
+from bert_jax.ahead_of_time.compiled_step import open_target
 from bert_jax.config_keys import MeshKeys
 from bert_jax.errors import InputError
 from bert_jax.parallel.mesh import MESH_AXES, make_mesh

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import orbax.checkpoint as ocp
 import pytest
 
-from bert_jax.runtime.background_errors import show_background_errors
+from bert_jax.runtime.interpreter import show_background_errors
 
 
 @pytest.fixture

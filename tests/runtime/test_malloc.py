@@ -8,7 +8,7 @@ from support import helpers
 
 PROGRAM = """
 import resource, sys
-from bert_jax.runtime.malloc import tune_malloc
+from bert_jax.runtime.interpreter import tune_malloc
 
 if sys.argv[1] == "keep":
     tune_malloc()

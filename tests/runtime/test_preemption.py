@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from bert_jax.runtime.preemption import SIGNALS, StopSignal
+from bert_jax.runtime.interpreter import SIGNALS, StopSignal
 
 
 @pytest.mark.parametrize("number", SIGNALS)

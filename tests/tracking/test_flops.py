@@ -5,7 +5,7 @@ import pytest
 from bert_jax.model import BertConfig
 from bert_jax.model.task_heads import TaskHead
 from bert_jax.tracking import throughput
-from bert_jax.tracking.flops import finetuning_flops, peak_flops, training_flops
+from bert_jax.tracking.throughput import finetuning_flops, peak_flops, training_flops
 
 LARGE = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
 

@@ -18,8 +18,7 @@ from support.devices import one_device  # noqa: F401
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from bert_jax.config import load_config
-from bert_jax.errors import InputError
-from bert_jax.extras import install_hint
+from bert_jax.errors import InputError, install_hint
 from bert_jax.sections import flatten
 from bert_jax.tracking.metrics import finite_json, read_metrics
 from bert_jax.tracking.trackers import MetricsFile, TensorBoard, Tracker, Trackers

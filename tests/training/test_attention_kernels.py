@@ -23,8 +23,7 @@ from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.attention import cudnn_attention
 from bert_jax.model.pallas_attention import pallas_attention
 from bert_jax.model.workarounds import _on_every_axis
-from bert_jax.parallel.host_batches import put_batch
-from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.mesh import make_mesh, put_batch
 from bert_jax.sections import to_dict
 from bert_jax.training import objectives, phases
 from bert_jax.training.checkpoints import open_checkpoint

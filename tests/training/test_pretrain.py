@@ -16,7 +16,7 @@ from support.runs import SETTINGS, assert_same_run, train, train_command, train_
 
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.runtime.preemption import SIGNALS
+from bert_jax.runtime.interpreter import SIGNALS
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpoints import newest_step, open_checkpoint
 from bert_jax.training.pretrain import pretrain

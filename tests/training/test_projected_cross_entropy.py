@@ -17,8 +17,7 @@ from bert_jax.config_keys import MeshKeys
 from bert_jax.data.loading.loader import next_token_targets
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import VocabularyProjection
-from bert_jax.parallel.host_batches import put_batch
-from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.mesh import make_mesh, put_batch
 from bert_jax.training import objectives
 from bert_jax.training.evaluation import make_eval_step
 from bert_jax.training.objectives import predictions_per_chunk, projected_cross_entropy

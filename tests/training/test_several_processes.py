@@ -15,7 +15,7 @@ from support import child_processes, helpers
 from support.several import finish, start
 
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.runtime.preemption import SIGNALS
+from bert_jax.runtime.interpreter import SIGNALS
 from bert_jax.runtime.processes import joined_processes
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE

@@ -22,8 +22,7 @@ from bert_jax.config import FinetuneConfig, PretrainConfig, load_config
 from bert_jax.config_keys import MeshKeys
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.finetuning.finetune import search
-from bert_jax.parallel.host_batches import put_batch, put_flag
-from bert_jax.parallel.mesh import make_mesh
+from bert_jax.parallel.mesh import make_mesh, put_batch, put_flag
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpoints import newest_step, open_checkpoint
 from bert_jax.training.pretrain import pretrain

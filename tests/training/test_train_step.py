@@ -18,8 +18,7 @@ from bert_jax.config import load_config
 from bert_jax.config_keys import MeshKeys
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters
-from bert_jax.parallel.host_batches import put_batch, put_everywhere
-from bert_jax.parallel.mesh import check_divisibility, make_mesh
+from bert_jax.parallel.mesh import check_divisibility, make_mesh, put_batch, put_everywhere
 from bert_jax.parallel.sharding import partition_spec
 from bert_jax.training import objectives
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer

@@ -66,7 +66,7 @@ def test_invalid_profile_steps_are_refused(steps: str):
 def test_a_stall_shows_every_thread_and_ends_the_run_if_asked(ends: bool):
     script = f"""
 import threading, time
-from bert_jax.runtime.watchdog import StallWatch
+from bert_jax.runtime.interpreter import StallWatch
 watch = StallWatch(0.5 / 60, ends={ends})
 for _ in range(8):
     watch.beat()

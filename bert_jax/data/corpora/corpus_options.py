@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 
-from bert_jax.option_fields import CheckedOptions, option
+from bert_jax.sections import CheckedOptions, option
 
 TEXT_FIELD = "text"
 """Default of `--text_field`."""

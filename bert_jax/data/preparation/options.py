@@ -7,7 +7,7 @@ from typing import Any
 from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.data.preparation.instances import RANDOM_NEXT_RULES
 from bert_jax.errors import InputError
-from bert_jax.option_fields import CheckedOptions, option
+from bert_jax.sections import CheckedOptions, option
 from bert_jax.text.sentences import check_language
 
 LONGEST_SEQ_LEN = 1 << 15

@@ -50,8 +50,7 @@ from bert_jax.data.preparation.shards import Bucket, Built, build, make_buckets,
 from bert_jax.data.preparation.sorted_runs import Job, Run, tokenize, write_run
 from bert_jax.data.preparation.worker_pool import Result, Task, map_tasks
 from bert_jax.data.unknown_tokens import WARN_SHARE, check_limit, check_share, warn_of_share
-from bert_jax.errors import InputError
-from bert_jax.extras import install_hint
+from bert_jax.errors import InputError, install_hint
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.progress import Bars, silent
 from bert_jax.text.sentences import warn_of_language

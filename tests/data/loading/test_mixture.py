@@ -1,6 +1,5 @@
 """Mixtures of datasets: shares, epochs of each dataset, and refused combinations."""
 
-import shutil
 import signal
 from types import SimpleNamespace
 
@@ -204,8 +203,6 @@ def test_incompatible_datasets_are_refused(dataset_dir, vocabulary_file, corpus_
     helpers.prepare_dataset(corpus_file, tmp_path / "tokenizer.json", tmp_path / "words")
     with pytest.raises(InputError, match=str(tmp_path / "words")):
         pretrain(config([dataset_dir, tmp_path / "words"]), str(tmp_path / "run"))
-    with pytest.raises(InputError, match=rf"data\.path={dataset_dir},{dataset_dir}"):
-        pretrain(config([dataset_dir, dataset_dir]), str(tmp_path / "run"))
 
 
 def test_a_mixture_cannot_be_changed_in_a_workdir(dataset_dir, other_dir, tmp_path, monkeypatch):
@@ -261,9 +258,3 @@ def test_weights_may_be_a_power_of_the_sizes(dataset_dir, other_dir):
     assert shares["0"] == pytest.approx(0.5, abs=0.01)
     assert shares["0.5"] == pytest.approx(first**0.5 / (first**0.5 + second**0.5), abs=0.01)
     assert shares["1"] == pytest.approx(first / (first + second), abs=0.01)
-
-
-def test_one_dataset_under_two_paths_is_refused(dataset_dir, tmp_path):
-    shutil.copytree(dataset_dir, tmp_path / "copy")
-    with pytest.raises(InputError, match=f"{dataset_dir} and {tmp_path / 'copy'} are the same dataset"):
-        helpers.open_phases(config([dataset_dir, tmp_path / "copy"]))
