@@ -94,7 +94,7 @@ def _documents(
 ) -> Iterator[Iterator[str]]:
     """Gives the documents of a corpus, read with a progress bar. Raises InputError at once for a missing file."""
     from bert_jax.data.corpora import corpus
-    from bert_jax.data.corpora.standard_input import spooled
+    from bert_jax.data.corpora.corpus_inputs import spool
     from bert_jax.data.corpora.text_hints import warn_of_text
 
     def read() -> Iterator[str]:
@@ -105,8 +105,8 @@ def _documents(
                 bar.update(piece.bytes)
         log.info("Corpus read; choosing the pieces ...")
 
-    with tempfile.TemporaryDirectory(prefix="bert-jax-vocab-") as folder, spooled(input, Path(folder)) as (inputs, _):
-        slices = corpus.plan(inputs, reading)
+    with tempfile.TemporaryDirectory(prefix="bert-jax-vocab-") as folder:
+        slices = corpus.plan(list(spool(input, Path(folder)).values()), reading)
         strip_accents = training.kind == "wordpiece" and training.strip_accents
         warn_of_text(slices, reading, lowercase=not training.cased, strip_accents=strip_accents)
         yield read()

@@ -12,7 +12,7 @@ command     the command line, without secrets
 software    `bert_jax` (version), `commit` if bert_jax runs from a clone of its repository, `python`, and the version of
             each installed package of `PACKAGES`
 devices     of a run of a model: `platform`, `kind`, `count`, `processes`
-inputs      the dataset's or checkpoint's path with its hash or digest, files with size and time; see the writers
+inputs      the dataset's or checkpoint's path with its hash or digest, files with size; see the writers
 start_step  of a training run: the steps done when it started or resumed
 
 Values that look like secrets are replaced by "***", see `redact`. A search reads the digest of the parameters that

@@ -25,18 +25,18 @@ record is its field `CorpusOptions.text_field`.
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from bert_jax.data.corpora import tfds_corpus
-from bert_jax.data.corpora.corpus_inputs import expand, without_own_files
+from bert_jax.data.corpora.corpus_inputs import expand, is_local_file
 from bert_jax.data.corpora.corpus_options import TEXT_FIELD, CorpusOptions
 from bert_jax.data.corpora.record_corpus import COLUMNAR, columnar_slices, columnar_texts, row_texts
 from bert_jax.data.corpora.text_corpus import text_documents, wiki_documents
 from bert_jax.errors import InputError
-from bert_jax.files import provenance, remote
 from bert_jax.files.text_files import COMPRESSED, Utf8, file_bytes, locate, text_format
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 SLICE_BYTES = 8 << 20
 """Bytes on disk that one task reads."""
 _GROUP_FILES = 1024  # maximum, since opening a remote file takes a request
-_RECORDED_FILES = 1000  # in a provenance record; the version of a remote file takes a request
+_RECORDED_FILES = 1000  # in a provenance record
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ def plan(
 
     Compressed files, CSV and, with `documents="file"`, plain text are one slice each. Other text is cut in slices of
     `max_document_bytes`.
-    Files of prepared datasets and of the `vocabulary`, a path, are skipped.
+    The file `vocabulary` is skipped.
 
     Raises:
       InputError: as `expand`, an unreadable file, a file that is neither text nor a table, a TFDS dataset that is not
         prepared, or a `text_field` for inputs none of which has fields.
     """
-    files = without_own_files(expand(inputs, options.text_field), vocabulary)
+    files = expand(inputs, options.text_field, vocabulary)
     if options.text_field != TEXT_FIELD and not any(map(_has_fields, files)):
         raise InputError(
             f"text_field={options.text_field}: got only inputs without fields, such as {files[0]}; expected JSON "
@@ -129,31 +129,23 @@ def group_slices(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
     return [tuple(group) for group in joined]
 
 
-def describe_files(slices: Sequence[Slice], described: Mapping[str, Any], options: CorpusOptions) -> dict[str, Any]:
+def describe_files(slices: Sequence[Slice], inputs: Mapping[str, str], options: CorpusOptions) -> dict[str, Any]:
     """Returns the files of a `plan` for a provenance record, as JSON.
 
-    Keys: `count`, `bytes`, `text_field` unless it is the default, and `files`, the first `_RECORDED_FILES`: `path`, and
-    `bytes` and `modified` of a local file or the `version` of another input; or the value in `described` of its path.
+    Keys: `count`, `bytes`, `text_field` unless it is the default, and `files`, the first `_RECORDED_FILES`, with `path`
+    and `bytes`. `inputs` has the path of each input by its name, which differ for a stream.
     """
-    paths = list(dict.fromkeys(piece.path for piece in slices))
-    field = {} if options.text_field == TEXT_FIELD else {"text_field": options.text_field}
+    sizes: Counter[str] = Counter()
+    for piece in slices:
+        sizes[piece.path] += piece.bytes
+    streams = {path: name for name, path in inputs.items() if path != name}
+    paths = {path: os.path.abspath(path) if is_local_file(path) else path for path in sizes} | streams
     return {
-        "count": len(paths),
-        "bytes": sum(piece.bytes for piece in slices),
-        **field,
-        "files": [described.get(path) or _describe_file(path) for path in paths[:_RECORDED_FILES]],
+        "count": len(sizes),
+        "bytes": sizes.total(),
+        **({} if options.text_field == TEXT_FIELD else {"text_field": options.text_field}),
+        "files": [{"path": paths[path], "bytes": sizes[path]} for path in list(sizes)[:_RECORDED_FILES]],
     }
-
-
-def _describe_file(path: str) -> dict[str, Any]:
-    if tfds_corpus.is_tfds(path):
-        return {"path": path, "version": tfds_corpus.version(path)}
-    if remote.is_remote(path):
-        store, name = remote.store_of(path)
-        with remote.store_errors(path):
-            return {"path": path, "version": str(store.ukey(name))}
-    status = os.stat(path)
-    return {"path": os.path.abspath(path), "bytes": status.st_size, "modified": provenance.utc(status.st_mtime)}
 
 
 def read(piece: Slice, options: CorpusOptions) -> Iterator[str]:

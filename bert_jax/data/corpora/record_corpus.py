@@ -5,7 +5,6 @@ of ids, a document of one sentence. A slice of JSON lines, or of TSV without quo
 Parquet or Arrow file a range of its row groups or record batches. Other files are one slice.
 """
 
-import difflib
 import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +14,6 @@ import numpy as np
 
 from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.errors import InputError
-from bert_jax.files import text_files
 from bert_jax.files.tables import (
     BadRow,
     column_names,
@@ -59,23 +57,24 @@ def columnar_texts(
     """Yields (location of the row, text) of the row groups or record batches [start, end) of a Parquet or Arrow file.
 
     A row whose text is null is skipped. Raises InputError for a damaged file, no column `text_field`, or one of another
-    type than strings and bytes; or, with the row, for invalid UTF-8 or a text of more than MAX_LINE_BYTES.
+    type than strings and bytes; or, with the row, for invalid UTF-8.
     """
     import pyarrow as pa
 
     field = options.text_field
     with columnar_file(path, kind) as file:
-        found = checked_column(path, file.schema, field, "--text_field")
+        found = _type_of(path, file.schema, field, "--text_field")
         if not _is_text(found):
-            usable = ", ".join(column.name for column in file.schema if _is_text(column.type))
             raise InputError(
-                f'{path}: column "{field}" is of type {found}, expected strings; columns of strings: '
-                f"{usable or 'none'}; pass --text_field NAME"
+                f'{path}: column "{field}" is of type {found}, expected strings; pass another --text_field'
             )
         for where, first, values in file.batches(start, end, field):
             for row, value in enumerate(values.cast(pa.large_binary()).to_pylist(), first):
                 if value is not None:
-                    yield f"{where}{row}", _decode(value, f"{path}: {where}{row}", utf8)
+                    try:
+                        yield f"{where}{row}", utf8.decode(value)
+                    except ValueError as error:
+                        raise InputError(f"{path}: {where}{row}: {error}") from error
 
 
 def row_texts(
@@ -107,10 +106,7 @@ def row_texts(
             yield offset, text
         elif text is _MISSING:
             where = locate(path, offset) if kind == "json" else f"{path}:1"
-            detail = {"json": "", "tsv": ", or --tsv_quotes if fields are in quotes"}.get(
-                kind, ", or add a header if this line is not one"
-            )
-            raise _missing_field(where, field, _nested_names(row.items()), "--text_field", detail)
+            raise _missing_field(where, field, row, "--text_field")
         elif text is not None:
             raise InputError(
                 f'{locate(path, offset)}: "{field}" is of type {type(text).__name__}, expected a string as in '
@@ -118,27 +114,12 @@ def row_texts(
             )
 
 
-def checked_column(path: str, schema: "pa.Schema", column: str, option: str) -> "pa.DataType":
-    """Returns the type of a column. Raises InputError for none or two of the name; `option` chooses it."""
-    if schema.names.count(column) > 1:
-        raise InputError(f'{path}: got two columns "{column}", expected one; rename one of them')
+def _type_of(path: str, schema: "pa.Schema", column: str, option: str) -> "pa.DataType":
+    """Returns the type of a column. Raises InputError for none, or two, of the name; `option` chooses it."""
     found = column_type(schema, column)
     if found is None:
-        names = _nested_names((field.name, field.type) for field in schema)
-        raise _missing_field(path, column, names, option)
+        raise _missing_field(path, column, schema.names, option)
     return found
-
-
-def _decode(value: bytes, where: str, utf8: Utf8) -> str:
-    limit = text_files.MAX_LINE_BYTES
-    if len(value) > limit:
-        raise InputError(
-            f"{where}: got a text of {len(value):,} bytes, expected at most {limit:,}; split it into several rows"
-        )
-    try:
-        return utf8.decode(value)
-    except ValueError as error:
-        raise InputError(f"{where}: {error}") from error
 
 
 def _is_text(found: "pa.DataType") -> bool:
@@ -163,23 +144,12 @@ def _lookup(row: Mapping[str, Any], field: str) -> Any:
     return value
 
 
-def _nested_names(fields: Iterable[tuple[str, Any]], prefix: str = "") -> Iterator[str]:
-    """Yields the name of each field; those of an object or struct within it follow it, joined by dots."""
-    for name, value in fields:
-        yield f"{prefix}{name}"
-        if isinstance(value, Mapping):
-            yield from _nested_names(value.items(), f"{prefix}{name}.")
-        elif str(value).startswith("struct<"):
-            yield from _nested_names(((inner.name, inner.type) for inner in value), f"{prefix}{name}.")
-
-
-def _missing_field(where: str, field: str, found: Iterable[str], option: str, detail: str = "") -> InputError:
-    """Returns the error for a record or table without the field, with the names found and the most similar one."""
-    names = list(found)
-    close = difflib.get_close_matches(field, names, 1)
-    shown = textwrap.shorten(", ".join(names), _SHOWN_CHARACTERS, placeholder=" and more")
-    fix = f"pass {option} {close[0] if close else 'NAME'}{detail}"
-    return InputError(f'{where}: no field "{field}", found {shown or "none"}; {fix}')
+def _missing_field(where: str, field: str, found: Iterable[str], option: str) -> InputError:
+    names = textwrap.shorten(", ".join(found), _SHOWN_CHARACTERS, placeholder=" and more")
+    return InputError(
+        f'{where}: no field "{field}", or several; found {names or "none"}; pass {option} NAME, or NAME.NAME for a '
+        "field within a field, and give a table without names a header"
+    )
 
 
 def token_documents(path: str, start: int, end: int | None, column: str, tokenizer: Tokenizer) -> Iterator[list[bytes]]:
@@ -198,30 +168,23 @@ def token_documents(path: str, start: int, end: int | None, column: str, tokeniz
     known = set(range(tokenizer.vocab_size)) - special
     dtype = token_dtype(tokenizer.vocab_size)
     with columnar_file(path, kind) as file:
-        has_sentences = _depth(path, column, checked_column(path, file.schema, column, "--ids_field")) == 2
+        has_sentences = _has_sentences(path, column, _type_of(path, file.schema, column, "--ids_field"))
         for where, first, values in file.batches(start, end, column):
             for row, document in enumerate(values.to_pylist(), first):
                 sentences = list(filter(None, (document or []) if has_sentences else [document]))
                 if not known.issuperset(itertools.chain.from_iterable(sentences)):
                     token = next(token for token in itertools.chain(*sentences) if token not in known)
-                    raise InputError(f"{path}: {where}{row}: {_problem(token, special, tokenizer)}")
+                    problem = "null" if token is None else f"{token}{' of a special token' * (token in special)}"
+                    raise InputError(
+                        f"{path}: {where}{row}: got the id {problem}; expected 0 to {tokenizer.vocab_size - 1}; pass "
+                        "the --vocab of its tokenizer, and tokenize with add_special_tokens=False"
+                    )
                 if sentences:
                     yield [np.array(ids, dtype).tobytes() for ids in sentences]
 
 
-def _problem(token: int | None, special: set[int], tokenizer: Tokenizer) -> str:
-    if token in special:
-        return (
-            f"got the id {token} of a special token, which prepare adds itself; tokenize with add_special_tokens=False"
-        )
-    size = tokenizer.vocab_size
-    return (
-        f"got the id {'null' if token is None else token}, expected 0 to {size - 1}; pass the --vocab of its tokenizer"
-    )
-
-
-def _depth(path: str, column: str, found: "pa.DataType") -> int:
-    """Returns 1 for lists of ids, 2 for lists of lists of ids. Raises InputError for any other type."""
+def _has_sentences(path: str, column: str, found: "pa.DataType") -> bool:
+    """Returns True for lists of lists of ids, False for lists of ids. Raises InputError for any other type."""
     import pyarrow as pa
 
     inner, depth = found, 0
@@ -232,4 +195,4 @@ def _depth(path: str, column: str, found: "pa.DataType") -> int:
             f'{path}: column "{column}" is of type {found}, expected list<int32> (a document), or list<list<int32>> '
             "(the sentences of a document)"
         )
-    return depth
+    return depth == 2

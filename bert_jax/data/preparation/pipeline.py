@@ -28,8 +28,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.data.corpora import corpus
-from bert_jax.data.corpora.corpus_inputs import is_local_file
-from bert_jax.data.corpora.standard_input import is_stream, spooled
+from bert_jax.data.corpora.corpus_inputs import is_local_file, is_stream, spool
 from bert_jax.data.corpora.text_hints import warn_of_text
 from bert_jax.data.dataset import (
     INFO_FILE,
@@ -113,8 +112,8 @@ def prepare(
     with ExitStack() as stack:
         new = stack.enter_context(atomic.whole_folder(folder, INFO_FILE, temporary))
         local = stack.enter_context(_local_folder(temporary or str(new)))
-        paths, described = stack.enter_context(spooled(inputs, Path(local)))
-        slices = slices or plan(paths)
+        paths = spool(inputs, Path(local))
+        slices = slices or plan(list(paths.values()))
         if not options.ids_field:
             strip_accents = tokenizer.kind == "wordpiece" and tokenizer.strip_accents
             warn_of_text(slices, options, lowercase=tokenizer.lowercase, strip_accents=strip_accents)
@@ -132,7 +131,7 @@ def prepare(
                 for piece in slices
             ]
         info, unknown = _build(slices, job, allow_unk, run_tasks, bars, new)
-        read = {"corpus": corpus.describe_files(slices, described, options), "vocabulary": {"sha256": tokenizer.sha256}}
+        read = {"corpus": corpus.describe_files(slices, paths, options), "vocabulary": {"sha256": tokenizer.sha256}}
         provenance.append(new, provenance.record(read, dataset_hash=info.hash))
         warn_of_share(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
         report.warn(info, list(dict.fromkeys(piece.path for piece in slices)))

@@ -5,7 +5,6 @@ import html
 import json
 import logging
 import lzma
-import os
 import random
 import re
 import tempfile
@@ -124,13 +123,6 @@ def test_slices_share_out_json_lines(texts, slice_bytes, limit):
         assert all(len(part.encode()) <= limit for part in broken if "\n" in part)
 
 
-def test_what_ends_a_line_and_a_document(write):
-    content = "\ufeffone\u2028one\x85one\x0bone\x0cone\rone\r\n two \r\n\t\r\nthree\n\u3000\xa0\nfour\n\u3000five"
-    documents = ["one\u2028one\x85one\x0bone\x0cone\rone\ntwo", "three", "four\nfive"]
-    for slice_bytes in range(1, len(content.encode()) + 1):
-        assert read_slices(write("text.txt", content), CorpusOptions(), slice_bytes) == documents
-
-
 def test_a_file_without_blank_lines_is_shared_out_and_read_a_bounded_number_of_times(write, monkeypatch, caplog):
     line = b"some words on a line of the text that never ends\n"
     path = write("endless.txt", line * 40_000)
@@ -156,27 +148,6 @@ def test_memory_is_bounded_by_the_document_and_not_by_the_file(write):
     tracemalloc.stop()
     assert count == 1000
     assert peak < 12 << 20
-
-
-def test_little_of_a_compressed_file_is_unpacked_at_a_time(write):
-    """8 kB in two frames that decompress to 256 MB, all in memory if fed at once."""
-    zeros = zstandard.ZstdCompressor().compress(bytes(128 << 20))
-    path = write("zeros.txt.zst", zeros + zeros)
-    tracemalloc.start()
-    with text_files.open_text(path) as file:
-        size = sum(map(len, iter(lambda: file.read(1 << 20), b"")))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert size == 256 << 20
-    assert peak < 48 << 20
-
-
-def test_a_book_is_one_document_and_never_cut(write):
-    path = write("book.txt", "\ufeffChapter one.\r\n\r\nIt rained.\n\n\nThe end.\n")
-    options = CorpusOptions(documents="file")
-    pieces = plan([path], options, slice_bytes=4)
-    assert pieces == [Slice(path, 0, None, Path(path).stat().st_size)]
-    assert list(read(pieces[0], options)) == ["Chapter one.\nIt rained.\nThe end."]
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.ndjson"])
@@ -250,11 +221,6 @@ def test_a_bad_json_line_is_named(write, line, message, errors):
     assert all(part in problem for part in message.split(" ... "))
 
 
-def test_null_has_no_document(write):
-    path = write("wiki.jsonl", '{"text": null}\n{"text": "a"}\n{"text": null}\n')
-    assert read_slices(path, CorpusOptions(), 20) == ["a"]
-
-
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
 def test_lines_that_end_with_carriage_returns(write, suffix):
     compress = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix]
@@ -285,18 +251,6 @@ def test_a_line_that_is_too_long_is_refused(write, monkeypatch):
     path = write("one_line.txt", "fine\n\n" + "word " * 10_000)
     with pytest.raises(InputError, match=r"one_line\.txt:3: .*\b5000 bytes"):
         list(read(whole(path), CorpusOptions()))
-
-
-def test_wikiextractor_files_say_themselves_where_documents_end(write):
-    text = (
-        '<doc id="1" url="u" title="A &amp; B">\nA & B\n\nFirst paragraph.\n\nSection.\nA & B\n\n</doc>\n'
-        '<doc id="2" url="u" title="C">\nC\n\n</doc>\n'
-        '<doc id="3" url="u" title="D">\nD\n\nOnly < this.\n</doc>\n'
-    )
-    path = write("AA/wiki_00", text)
-    for slice_bytes in (3, 50, 1 << 20):
-        documents = read_slices(path, CorpusOptions(), slice_bytes)
-        assert documents == ["First paragraph.\nSection.\nA & B", "Only < this."]
 
 
 WIKI_ARTICLES = {
@@ -366,22 +320,6 @@ def test_expand_names_files_once_and_in_order(write, tmp_path, monkeypatch):
     assert expand(["**/*.txt", "a.txt"]) == ["[x].txt", "a.txt", "b/2.txt", "b/sub/1.txt"]
 
 
-@pytest.mark.timeout(20)
-def test_links_that_lead_back_up_are_followed_once(write, tmp_path, monkeypatch):
-    for path in ("c/a.txt", "c/d/b.txt", "elsewhere/e.txt"):
-        write(path, "text")
-    for link, target in {
-        "c/again": ".", "c/back": ".", "c/d/up": "..", "c/d/far": "../../elsewhere", "c/d/here": "../d",
-        "c/z.txt": "a.txt", "c/itself": "itself",
-    }.items():  # fmt: skip
-        (tmp_path / link).symlink_to(target)
-    monkeypatch.chdir(tmp_path)
-    files = {os.path.realpath(path): path for path in expand(["c"])}
-    expected = {str(tmp_path / path) for path in ("c/a.txt", "c/d/b.txt", "elsewhere/e.txt")}
-    assert set(files) == expected
-    assert list(files.values()) == expand(["c"]) == ["c/a.txt", "c/d/b.txt", "c/d/far/e.txt"]
-
-
 def test_patterns_of_any_depth(write, tmp_path, monkeypatch):
     names = ("a.txt", "b/2.txt", "b/s/1.txt", "b/s/t/3.txt", "b/.hidden/4.txt", "b/[s]/5.txt", "c/s/t/6.txt")
     for name in names:
@@ -437,23 +375,6 @@ def test_inputs_that_name_nothing_are_refused(tmp_path, monkeypatch, inputs, mes
     Path("empty").mkdir()
     with pytest.raises(InputError, match=message):
         plan(inputs, CorpusOptions())
-
-
-@pytest.mark.parametrize("options", [{"documents": "page"}, {"errors": "ignore"}, {"max_document_bytes": 0}])
-def test_options_out_of_range_are_refused(options):
-    with pytest.raises(InputError, match=next(iter(options))):
-        CorpusOptions(**options)
-
-
-def test_slices_cover_a_file_exactly(write):
-    path = write("text.txt", "x" * 100)
-    pieces = plan([path], CorpusOptions(max_document_bytes=30), slice_bytes=30)
-    assert [(piece.start, piece.end, piece.bytes) for piece in pieces] == [
-        (0, 30, 30),
-        (30, 60, 30),
-        (60, 90, 30),
-        (90, 100, 10),
-    ]
 
 
 def test_real_corpora_are_read(data_dir, write):

@@ -1,24 +1,32 @@
-"""Files of folders and patterns: those that describe a dataset are skipped."""
+"""Files of folders and patterns: those that are no text are skipped. Streams are copied."""
 
 import errno
-import logging
+import io
+import json
 import os
-import shutil
+import shlex
+import subprocess
+import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from support import helpers
+from support.preparing import files, run
 
 from bert_jax import cli
-from bert_jax.data.corpora import corpus
+from bert_jax.data.corpora.corpus import CorpusOptions, plan
 from bert_jax.data.corpora.corpus_inputs import expand
-from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.errors import InputError
+from bert_jax.files import provenance
 
-DATASET = ("20231101.ab/train-00000-of-00001.parquet", "20231101.en/train-00000-of-00001.parquet")
-DESCRIPTIONS = (
-    "README.md", "LICENSE", "CITATION.cff", "dataset_infos.json", "wiki.py", "20231101.ab/readme_ab.md",
-    "20231101.en/_SUCCESS", "assets/README.md",
-)  # fmt: skip
+TABLES = ["wiki/ab/train-0.parquet", "wiki/en/train-0.parquet"]
+NO_TEXT = [
+    "README.md", "LICENSE", "CITATION.cff", "dataset_infos.json", "ab/readme_ab.md", "en/_SUCCESS", "data/dataset.json",
+    "data/train-lengths.npy", "data/train-00000-of-00001.array_record", "data/tokenizer.json", "run/metrics.jsonl",
+    "model/vocab.txt", "model/config.json", "model/model.safetensors", "model/spiece.model",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -34,58 +42,41 @@ def write(tmp_path, monkeypatch):
     return write_files
 
 
-def skipped(caplog):
-    """Returns the names in the log of what was skipped."""
-    lines = [record.getMessage() for record in caplog.records if "skipped" in record.getMessage()]
-    return " ".join(lines)
+@pytest.mark.parametrize("pattern", ["wiki", "wiki/**", "w*"])
+def test_files_that_are_no_text_are_skipped_and_logged(write, pattern, caplog):
+    write(*TABLES, *(f"wiki/{name}" for name in (*NO_TEXT, ".gitattributes", ".cache/x.parquet")))
+    assert expand([pattern, "wiki/README.md"]) == [*TABLES, "wiki/README.md"]
+    (message,) = caplog.messages
+    assert f"--input={pattern}: skipped" in message
+    assert "wiki/README.md" in message or "wiki/LICENSE" in message
+    assert f"{len(NO_TEXT) - 5} more" in message
 
 
-def test_descriptions_of_a_dataset_are_skipped_and_logged(write, caplog):
-    write(*(f"wiki/{name}" for name in (*DATASET, *DESCRIPTIONS, ".gitattributes", ".cache/x.parquet")))
-    with caplog.at_level(logging.INFO):
-        assert expand(["wiki"]) == [f"wiki/{name}" for name in DATASET]
-    log = skipped(caplog)
-    assert "--input=wiki" in log
-    assert "wiki/README.md" in log
-    assert ".gitattributes" in log
-    assert "more" in log  # eight files are too many for a line
-
-
-@pytest.mark.parametrize("name", ["a.arrow", "a.csv", "a.tsv.gz", "a.jsonl.zst", "a.JSON"])
-@pytest.mark.parametrize("pattern", ["d", "d/*", "**"])
-def test_records_of_any_format_make_a_dataset(write, name, pattern):
-    write(f"d/{name}", "d/README.md", "d/state.json", "d/notes.txt")
-    assert expand([pattern]) == [f"d/{name}", "d/notes.txt"]
-
-
-def test_text_files_are_all_read(write, caplog):
-    names = ["d/README.md", "d/a.md", "d/licensed.txt", "d/more/LICENSE.txt", "d/x.py"]
-    write(*names)
-    with caplog.at_level(logging.INFO):
-        assert expand(["d"]) == names
-        assert expand(["d/*.md"]) == names[:2]
+def test_a_folder_of_such_files_alone_is_read(write, caplog):
+    write("d/README.md", "d/more/LICENSE.txt")
+    assert expand(["d"]) == ["d/README.md", "d/more/LICENSE.txt"]
     assert not caplog.records
 
 
-def test_text_beside_a_dataset_is_read(write):
-    """Only names that describe a dataset are skipped, and apart from README.md only beside it or above it."""
-    write("d/books/LICENSE", "d/books/a.md", "d/books/readme.txt", "d/wiki/a.jsonl", "d/wiki/b.md", "d/wiki/LICENSE")
-    assert expand(["d"]) == ["d/books/LICENSE", "d/books/a.md", "d/wiki/a.jsonl", "d/wiki/b.md"]
+def test_the_vocabulary_of_the_command_is_no_input(write):
+    write("a.txt", "words.txt")
+    assert [piece.path for piece in plan(["*.txt"], CorpusOptions(), vocabulary="words.txt")] == ["a.txt"]
+    with pytest.raises(InputError, match=r"input=words\.txt"):
+        plan(["words.txt"], CorpusOptions(), vocabulary="words.txt")
 
 
-def test_a_file_that_is_named_is_read(write):
-    write("d/a.parquet", "d/README.md")
-    assert expand(["d", "d/README.md"]) == ["d/a.parquet", "d/README.md"]
+@pytest.mark.timeout(20)
+def test_links_that_lead_back_up_are_followed_once(write, tmp_path):
+    write("c/a.txt", "c/d/b.txt", "elsewhere/e.txt")
+    for link, target in {
+        "c/again": ".", "c/back": ".", "c/d/up": "..", "c/d/far": "../../elsewhere", "c/d/here": "../d",
+        "c/z.txt": "a.txt",
+    }.items():  # fmt: skip
+        (tmp_path / link).symlink_to(target)
+    assert expand(["c"]) == ["c/a.txt", "c/d/b.txt", "c/d/far/e.txt"]
 
 
-def test_a_link_to_the_folder_itself_ends(write, tmp_path):
-    write("d/e/a.parquet", "d/README.md")
-    (tmp_path / "d" / "e" / "loop").symlink_to("..")
-    (tmp_path / "d" / "again").symlink_to(".")
-    assert expand(["d"]) == ["d/e/a.parquet"]
-
-
-@pytest.mark.parametrize("pattern", ["d", "d/**", "d/**/*.txt", "d/*/*.txt", "d/*/*/*.txt"])
+@pytest.mark.parametrize("pattern", ["d", "d/**", "d/**/*.txt", "d/*/*.txt"])
 def test_a_folder_that_cannot_be_read_is_refused(write, pattern, monkeypatch):
     write("d/a.txt", "d/open/b.txt", "d/open/e/b.txt", "d/closed/c.txt")
     real = os.scandir
@@ -96,25 +87,22 @@ def test_a_folder_that_cannot_be_read_is_refused(write, pattern, monkeypatch):
         return real(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    with pytest.raises(InputError, match="d/closed"):
+    with pytest.raises(PermissionError, match="d/closed"):
         expand([pattern])
 
 
-@pytest.mark.parametrize("pattern", ["d", "d/*", "d/gone.txt"])
-def test_a_link_to_nothing_is_refused(write, pattern):
+def test_a_link_to_nothing_is_refused(write):
     write("d/a.txt")
     os.symlink("missing", "d/gone.txt")
-    os.symlink("missing", "d/.lock")
     with pytest.raises(InputError, match=r"d/gone\.txt"):
-        expand([pattern])
+        plan(["d"], CorpusOptions())
 
 
-def test_descriptions_in_a_store_are_skipped(store, caplog):
+def test_files_of_a_store(store, caplog):
     for name in ("wiki/en/a.parquet", "wiki/README.md", "wiki/.gitattributes", "text/README.md"):
         store.put(name, b"text")
-    with caplog.at_level(logging.INFO):
-        assert expand(["gs://bucket/wiki"]) == ["gs://bucket/wiki/en/a.parquet"]
-    assert "gs://bucket/wiki/README.md" in skipped(caplog)
+    assert expand(["gs://bucket/wiki"]) == ["gs://bucket/wiki/en/a.parquet"]
+    assert "gs://bucket/wiki/README.md" in caplog.text
     assert expand(["gs://bucket/text"]) == ["gs://bucket/text/README.md"]
 
 
@@ -132,34 +120,82 @@ def test_a_name_that_is_not_utf8_is_refused_in_one_line(name, tmp_path, vocabula
         error = capsys.readouterr().err
         assert r"caf\xe9" in error
         assert error.count("\n") == 1
-    assert cli.main(["vocab", "--input", str(tmp_path / "a.txt"), "--output", output]) == 2
-    assert not (tmp_path / "data").exists()
 
 
-def test_own_files_are_no_input(dataset_dir: Path, tokenizer, tmp_path: Path, caplog):
-    """A pattern also matches the vocabulary of the command, and files of earlier datasets."""
-    (tmp_path / "a.txt").write_text("the ship .")
-    (tmp_path / "dataset.json").write_text('{"text": "the sea ."}')  # not of a prepared dataset
-    (tmp_path / "words.txt").write_text("[PAD]\n")
-    shutil.copytree(dataset_dir, tmp_path / "earlier")
-    shutil.copy(dataset_dir / "tokenizer.json", tmp_path / "tokenizer.json")
-    (tmp_path / "earlier" / "notes.txt").write_text("the moon .")
-    vocabulary = str(tmp_path / "words.txt")
-    with caplog.at_level(logging.INFO):
-        found = corpus.plan([str(tmp_path)], CorpusOptions(), vocabulary=vocabulary)
-    assert [os.path.relpath(piece.path, tmp_path) for piece in found] == ["a.txt", "dataset.json", "earlier/notes.txt"]
-    assert len([message for message in caplog.messages if "earlier/dataset.json" in message]) == 1
-    found = corpus.plan([f"{tmp_path}/**/*.txt"], CorpusOptions(), vocabulary=str(tmp_path / "earlier"))
-    assert [os.path.basename(piece.path) for piece in found] == ["a.txt", "notes.txt", "words.txt"]
-    with pytest.raises(InputError, match=r"input=.*words\.txt"):
-        corpus.plan([vocabulary], CorpusOptions(), vocabulary=vocabulary)
+# --- Streams ----------------------------------------------------------------------------------------------------
+
+DOCUMENTS = helpers.make_corpus(documents=60).strip().split("\n\n")
+TEXT = "\n\n".join(DOCUMENTS).encode()
+LINES = "".join(json.dumps({"text": text}) + "\n" for text in DOCUMENTS).encode()
 
 
-@pytest.mark.parametrize("has_model", [False, True])
-def test_text_beside_the_vocabulary_is_read(write, has_model):
-    """Only files of the tokenizer and the model are skipped in the folder of a vocabulary."""
-    names = ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "merges.txt"]
-    names += ["config.json", "model.safetensors", "pytorch_model.bin", "spiece.model"] if has_model else []
-    write("c/a.txt", "c/README.md", "c/sub/b.jsonl", "c/sub/vocab.txt", *(f"c/{name}" for name in names))
-    found = [piece.path for piece in corpus.plan(["c/a.txt", "c/README.md", "c"], CorpusOptions(), vocabulary="c")]
-    assert found == ["c/a.txt", *([] if has_model else ["c/README.md"]), "c/sub/b.jsonl", "c/sub/vocab.txt"]
+@pytest.fixture
+def pipe(monkeypatch):
+    def set_stdin(content, is_terminal=False):
+        found = SimpleNamespace(buffer=io.BytesIO(content), isatty=lambda: is_terminal)
+        monkeypatch.setattr(sys, "stdin", found)
+
+    return set_stdin
+
+
+@pytest.mark.parametrize(
+    ("content", "before"), [(TEXT, []), (LINES, []), ("\n\n".join(DOCUMENTS[30:]).encode(), ["a.txt"])]
+)
+def test_stdin_gives_the_bytes_of_a_file(content, before, pipe, tokenizer, tmp_path):
+    (tmp_path / "all.txt").write_bytes(TEXT)
+    (tmp_path / "a.txt").write_bytes("\n\n".join(DOCUMENTS[:30]).encode())
+    run(tmp_path / "all.txt", tokenizer, tmp_path / "file")
+    pipe(content)
+    run([*(tmp_path / name for name in before), "-", "-"], tokenizer, tmp_path / "data")
+    assert files(tmp_path / "data") == files(tmp_path / "file")
+    record = json.loads((tmp_path / "data" / provenance.FILE).read_text())["runs"][0]["inputs"]["corpus"]
+    assert record["files"][len(before) :] == [{"path": "-", "bytes": len(content)}]
+
+
+def test_errors_name_stdin(pipe, tokenizer, tmp_path):
+    pipe(b"the ship .\n\nthe caf\xe9 .\n")
+    with pytest.raises(InputError, match=r"/stdin:3: "):
+        run("-", tokenizer, tmp_path / "data")
+
+
+@pytest.mark.parametrize(("content", "is_terminal", "word"), [(b"", False, "no bytes"), (b"text", True, "terminal")])
+def test_stdin_without_text_is_refused(content, is_terminal, word, pipe, tokenizer, tmp_path):
+    pipe(content, is_terminal)
+    with pytest.raises(InputError, match=f"^input=-: .*{word}"):
+        run("-", tokenizer, tmp_path / "data")
+
+
+def test_vocab_reads_stdin(pipe, tmp_path):
+    pipe(LINES)
+    output = tmp_path / "a.json"
+    assert cli.main(["vocab", "--input", "-", "--output", str(output), "--size", "300", "--quiet"]) == 0
+    assert "ship" in output.read_text()
+
+
+@pytest.mark.parametrize("form", ["fifo", "/dev/stdin", "/dev/fd"])
+def test_pipes_are_read_as_stdin_is(form, vocabulary_file, tmp_path):
+    """Two workers, each of which would read the pipe anew."""
+    arguments = ["--vocab", vocabulary_file, "--output", tmp_path / "data", "--workers", 2]
+    (tmp_path / "a.jsonl").write_bytes(LINES)
+    command, options = [], {}
+    if form == "fifo":
+        os.mkfifo(tmp_path / "pipe")
+        threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(LINES,), daemon=True).start()
+        command = helpers.command("prepare", "--input", tmp_path / "pipe", *arguments)
+    elif form == "/dev/fd":
+        words = shlex.join(map(str, helpers.command("prepare", *arguments, "--input")))
+        command = ["bash", "-c", f"{words} <(cat {tmp_path}/a.jsonl)"]
+    else:
+        command, options = helpers.command("prepare", "--input", form, *arguments), {"input": LINES}
+    result = subprocess.run(
+        command, env=helpers.child_environment(), capture_output=True, timeout=120, check=False, **options
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads((tmp_path / "data" / "dataset.json").read_text())["splits"]["train"]["documents"] > 50
+
+
+def test_a_cluster_cannot_read_stdin(vocabulary_file, tmp_path, capsys):
+    pytest.importorskip("apache_beam")
+    arguments = ["prepare", "--input", "-", "--vocab", vocabulary_file, "--output", tmp_path / "data"]
+    assert cli.main([str(argument) for argument in [*arguments, "--runner", "FlinkRunner"]]) == 2
+    assert "--runner=FlinkRunner" in capsys.readouterr().err

@@ -38,21 +38,17 @@ def test_a_field_of_json(write, record, field):
 
 
 @pytest.mark.parametrize(
-    ("record", "field", "found", "suggested"),
+    ("record", "field", "found"),
     [
-        ({"id": 1, "body": "words"}, "text", "id, body", "NAME"),
-        ({"id": 1, "body": "words"}, "bdoy", "id, body", "body"),
-        ({"page": {"body": "words"}}, "body", "page, page.body", "page.body"),
-        ({"page": "words"}, "page.body", "page", "page"),
-        ({}, "text", "none", "NAME"),
+        ({"id": 1, "body": "words"}, "text", "id, body"),
+        ({"page": {"body": "words"}}, "body", "page"),
+        ({"page": "words"}, "page.body", "page"),
+        ({}, "text", "none"),
     ],
 )
-def test_a_missing_field_is_named_with_those_found(write, record, field, found, suggested):
-    with pytest.raises(InputError) as caught:
+def test_a_missing_field_is_named_with_those_found(write, record, field, found):
+    with pytest.raises(InputError, match=rf'a\.jsonl:2: .*"{field}".*found {found};.*--text_field'):
         documents(write("\n" + json.dumps(record)), text_field=field)
-    assert "a.jsonl:2: " in str(caught.value)
-    assert f'"{field}", found {found};' in str(caught.value)
-    assert str(caught.value).endswith(f"--text_field {suggested}")
 
 
 def test_another_type_is_named_with_the_field(write):

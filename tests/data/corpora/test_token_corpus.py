@@ -94,7 +94,7 @@ def test_ids_that_no_text_has_are_named_by_their_row(row, words, tokenizer, tmp_
     [
         ("a.parquet", [[1.5]], "input_ids", "list<.*double>.*list<int32>"),
         ("a.parquet", ["text"], "input_ids", "string.*list<int32>"),
-        ("a.parquet", [[7]], "input_idz", "input_ids.*--ids_field input_ids"),
+        ("a.parquet", [[7]], "input_idz", "input_ids.*--ids_field"),
         ("a.jsonl", None, "input_ids", "Parquet or Arrow"),
     ],
 )
