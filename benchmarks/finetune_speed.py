@@ -46,8 +46,8 @@ def prepare(folder: Path, data: Path, task_name: str, model: str, examples: int)
     from etils import epath
 
     from bert_jax.config import load_config
-    from bert_jax.finetuning.rows import BadRows
-    from bert_jax.finetuning.tasks.glue import GlueTask
+    from bert_jax.finetuning.task import BadRows
+    from bert_jax.finetuning.tasks.text import GlueTask
     from bert_jax.interop import huggingface
     from bert_jax.model import BertConfig, initialize, parameter_count
     from bert_jax.model.bert import HEADS

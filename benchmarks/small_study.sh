@@ -19,8 +19,13 @@ export JAX_PLATFORMS=cpu
 mkdir -p "$out/tasks/few"
 
 "$here/prepare_english.sh" "$data" "$out"
-for task in glue squad wnut17 codah; do
+for task in glue squad wnut17; do
   ln -sfn "$data/$task" "$out/tasks/$task"
+done
+mkdir -p "$out/tasks/codah"
+for split in train dev; do
+  { printf 'category\tcontext\tending0\tending1\tending2\tending3\tlabel\n' && cat "$data/codah/$split.tsv"; } \
+    >"$out/tasks/codah/$split.tsv"
 done
 ln -sf "$data/glue/SST-2/dev.tsv" "$out/tasks/few/dev.tsv"
 [ -e "$out/tasks/few/train.tsv" ] || head -n 2001 "$data/glue/SST-2/train.tsv" >"$out/tasks/few/train.tsv"

@@ -287,8 +287,6 @@ class EarlyStoppingKeys(Section):
     """Early stopping, which requires keep_best. The learning rate is that of num_epochs."""
 
     patience: NotNegative = 0  # Epochs without improvement, after which training ends; 0: any number.
-    # A score improves if it is above that of the last improvement by more than this, in the unit of the metric.
-    min_delta: NotNegativeNumber = 0.0
 
 
 @dataclass(frozen=True)
@@ -300,9 +298,6 @@ class FinetuneDataKeys(DataKeys):
     # Number of batches among which examples are sorted by length, which saves padding, at a cost in some scores: those
     # of a length share sources and labels. 1: shuffled batches.
     sort_window: Positive = 1
-    # True: pads batches to as few lengths as take the least time together with compiling a program for each; False: to
-    # the next of 16, 32, 48, 64, 96, 128, 192, 256, 384 and 512 tokens.
-    choose_lengths: bool = True
 
 
 @dataclass(frozen=True)
@@ -313,9 +308,8 @@ class TaskKeys(Section):
     name: str = ""  # glue: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli.
     # The metric that a search, keep_best and early_stopping compare, such as f1_macro; "": the task's own.
     main_metric: str = ""
-    # glue, text and ner: weights of the classes in the loss: balanced, or by label as {'good': 1.0, 'bad': 2.5}, 1.0
-    # for others. "": all 1.0.
-    class_weights: str = ""
+    # glue, text and ner: weights of the classes in the loss: balanced, or "": all 1.0.
+    class_weights: Literal["", "balanced"] = ""
     # Tokens; longer texts are truncated. [CLS], a token of each text and [SEP] need 4.
     max_seq_len: Annotated[int, Must("at least 4", lambda x: x >= 4)] = 128
     # The file to train on, in data.path; "": its usual name. text has no usual name: set a .csv, .tsv or .jsonl file.
@@ -325,7 +319,6 @@ class TaskKeys(Section):
     text: str = ""  # text: field of the text; "": finds it.
     text_pair: str = ""  # text: field of a second text; "": none.
     label: str = "label"  # text: field of the label.
-    positive_label: str = ""  # text: of two labels, the one that f1 is of; "": the one that sorts last.
     regression: bool = False  # text: True if labels are numbers.
     version_2: bool = False  # squad: True for 2.0, where a question may have no answer.
     doc_stride: Positive = 128  # squad: tokens from the start of a paragraph's window to the start of the next.
@@ -333,8 +326,6 @@ class TaskKeys(Section):
     n_best: Positive = 20  # squad: number of best starts and ends that are combined.
     max_answer_length: Positive = 30  # squad: maximum tokens of an answer.
     document_context: bool = False  # ner: True reads a sentence with those around it in its document.
-    word_column: int = 0  # ner: column of the word in a line, from 0.
-    tag_column: int = -1  # ner: column of the tag; -1: the last.
 
 
 @dataclass(frozen=True)

@@ -100,21 +100,21 @@ def _overrides(path: Path) -> None:
 
 
 def _rows(path: Path) -> None:
-    from bert_jax.finetuning.rows import BadRows
+    from bert_jax.finetuning.task import BadRows
     from bert_jax.finetuning.tasks.text import TextTask
 
     TextTask().read_training(str(path), BadRows())
 
 
 def _glue(path: Path) -> None:
-    from bert_jax.finetuning.rows import BadRows
-    from bert_jax.finetuning.tasks.glue import GlueTask
+    from bert_jax.finetuning.task import BadRows
+    from bert_jax.finetuning.tasks.text import GlueTask
 
     GlueTask.of("mrpc").read(str(path), BadRows(), split="dev")
 
 
 def _conll(path: Path) -> None:
-    from bert_jax.finetuning.rows import BadRows
+    from bert_jax.finetuning.task import BadRows
     from bert_jax.finetuning.tasks.ner import NerTask, entity_scores
 
     tags = [sentence.tags or () for sentence in NerTask().read(str(path), BadRows())]
@@ -122,14 +122,14 @@ def _conll(path: Path) -> None:
 
 
 def _squad(path: Path) -> None:
-    from bert_jax.finetuning.rows import BadRows
+    from bert_jax.finetuning.task import BadRows
     from bert_jax.finetuning.tasks.squad_files import read_questions
 
     read_questions(path, BadRows(), training=True)
 
 
 def _choices(path: Path) -> None:
-    from bert_jax.finetuning.rows import BadRows
+    from bert_jax.finetuning.task import BadRows
     from bert_jax.finetuning.tasks.choice import ChoiceTask
 
     ChoiceTask().read(str(path), BadRows())

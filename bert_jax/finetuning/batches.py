@@ -15,10 +15,9 @@ import numpy as np
 from bert_jax.batch import HostBatch, map_arrays
 from bert_jax.config_keys import FinetuneConfig
 from bert_jax.data.hashing import key_from
-from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.model.task_heads import TaskHead
-from bert_jax.text.sequences import LENGTHS, EncodedSequence, choose_lengths, pad_sequences, padded_length
+from bert_jax.text.sequences import EncodedSequence, choose_lengths, pad_sequences, padded_length
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tracking.throughput import StepWork, finetuning_flops
 
@@ -32,15 +31,12 @@ class EncodedExamples:
       labels: an array [N, ...]; for token labels a list of int32 [T], one label per token of a sequence; None if
         unlabelled. See `Batch.labels`.
       group: sequences per example.
-      last_position: pool a sequence from its last token, for a left-to-right model, whose first token attends only to
-        itself.
       windows: for a task that splits long examples, what each sequence has of them.
     """
 
     sequences: Sequence[EncodedSequence]
     labels: np.ndarray | Sequence[np.ndarray] | None = None
     group: int = 1
-    last_position: bool = False
     windows: Sequence[Any] = ()
 
     def __len__(self) -> int:
@@ -53,16 +49,19 @@ class EncodedExamples:
         result: np.ndarray = tokens.reshape(-1, self.group).max(axis=1)
         return result
 
-    def batch(self, examples: np.ndarray, seq_len: int, count: int, tokenizer: Tokenizer) -> HostBatch:
+    def batch(
+        self, examples: np.ndarray, seq_len: int, count: int, tokenizer: Tokenizer, *, last_position: bool = False
+    ) -> HostBatch:
         """Returns the batch of `examples`, padded to `seq_len` tokens and to the rows of `count` examples.
 
-        It has a row per sequence, `weights`, and `labels` if labelled.
+        It has a row per sequence, `weights`, and `labels` if labelled. With `last_position` a sequence is pooled from
+        its last token, for a left-to-right model, whose first token attends only to itself.
         """
         rows = count * self.group
         chosen = (np.asarray(examples)[:, None] * self.group + np.arange(self.group)).reshape(-1)
         batch = pad_sequences(
             [self.sequences[index] for index in chosen.tolist()], rows, seq_len, tokenizer.pad_id,
-            last_position=self.last_position,
+            last_position=last_position,
         )  # fmt: skip
         batch["weights"] = (np.arange(rows) < len(chosen)).astype(np.float32)
         if self.labels is not None:
@@ -129,33 +128,30 @@ measured, so that a run has the same batches on every machine.
 class BatchOrder:
     """Maps a step to the examples of its batch: a pure function of (encoded examples, config, step).
 
-    `flops` are the model FLOPs of a row in training, by its padded length, and `platform` is that of the devices.
+    `flops` are the model FLOPs of a row in training, by its padded length, and `platform` is that of the devices. For
+    `last_position` see `EncodedExamples.batch`.
     """
 
     encoded: EncodedExamples
     config: FinetuneConfig
     flops: Callable[[int], float]
     platform: str
+    last_position: bool = False
 
     def __post_init__(self) -> None:
-        if not len(self.encoded):
-            raise InputError("task.train: expected at least 1 training example, got 0")
         self._lengths = self.encoded.lengths()
         self.steps_an_epoch = -(-len(self.encoded) // self.config.global_batch_size)
         self.total_steps = self.config.num_epochs * self.steps_an_epoch
         self._epochs: dict[int, list[np.ndarray]] = {}
         self._seen = 0, 0, 0  # steps, and their tokens and examples
+        assert self.encoded.labels is not None
         parts = [key_from(*sequence.input_ids, sequence.first_length) for sequence in self.encoded.sequences]
-        labels = (
-            [np.asarray(label).tolist() for label in self.encoded.labels] if self.encoded.labels is not None else []
-        )
+        labels = [np.asarray(label).tolist() for label in self.encoded.labels]
         self.hash = f"{key_from(*parts, *labels):016x}"  # equal for equal training data
 
     @functools.cached_property
     def lengths(self) -> tuple[int, ...]:
         """The padded lengths: the same for all seeds, so that the runs of a search share programs."""
-        if not self.config.data.choose_lengths:
-            return LENGTHS
         batches = epoch_of_batches(
             self.encoded, self.config.global_batch_size, 0, 0, window=self.config.data.sort_window
         )  # fmt: skip
@@ -194,7 +190,10 @@ class BatchOrder:
 
     def batch(self, step: int, rows: np.ndarray, tokenizer: Tokenizer) -> HostBatch:
         """Returns the rows `rows` of that batch: the part of one process."""
-        batch = self.encoded.batch(self.examples(step), self.seq_len(step), self.config.global_batch_size, tokenizer)
+        batch = self.encoded.batch(
+            self.examples(step), self.seq_len(step), self.config.global_batch_size, tokenizer,
+            last_position=self.last_position,
+        )  # fmt: skip
         return map_arrays(lambda entry: entry[rows], batch)
 
 

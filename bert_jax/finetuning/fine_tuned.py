@@ -9,13 +9,11 @@ import jax
 import numpy as np
 from etils import epath
 
-from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.finetuning.forward import LoadedModel, load_model
 from bert_jax.finetuning.results import describe_result
-from bert_jax.finetuning.rows import BadRows, format_predictions
-from bert_jax.finetuning.task import Split, make_split
+from bert_jax.finetuning.task import BadRows, Split, format_predictions, read_split
 from bert_jax.finetuning.tasks.kinds import task_of
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import Bars, silent
@@ -44,24 +42,16 @@ def predict_texts(
     Raises InputError if the task does not support the texts.
     """
     task = task_of(found)
-    split = make_split(
-        task, "given", task.from_texts(texts, pairs), found.tokenizer, last_position=found.bert_config.is_decoder
-    )
+    examples = task.from_texts(texts, pairs)
+    split = Split("given", examples, task.encode(examples, found.tokenizer, labelled=False))
     predictions = task.predictions(split, model.outputs(split.encoded))
     return [{key: value for key, value in prediction.items() if key != "id"} for prediction in predictions]
 
 
 def predict(
-    found: Checkpoint,
-    source: str,
-    output: str,
-    *,
-    texts: Sequence[str] = (),
-    with_text: bool = False,
-    strict: bool = False,
-    batch_size: int = 64,
-    bars: Bars = silent,
-) -> int:
+    found: Checkpoint, source: str, output: str, *, texts: Sequence[str] = (), with_text: bool = False,
+    strict: bool = False, batch_size: int = 64, bars: Bars = silent,
+) -> int:  # fmt: skip
     """Writes the prediction for each example of `source`, in its order, and returns the number of examples.
 
     Each is a JSON line, or a row of a table if the name of `output` ends in .csv or .tsv (see `format_predictions`). It
@@ -80,8 +70,7 @@ def predict(
 
     Args:
       found: a fine-tuned checkpoint.
-      source: a file in the training file's format, labels ignored. For a tagger also plain text (.txt), one sentence
-        per line.
+      source: a file in the training file's format, labels ignored. For a tagger also a table with a text per row.
       output: the file to write; its folder is created if missing.
       texts: one or two text columns; by default those of the training file.
       with_text: write the texts of each example, too.
@@ -96,18 +85,18 @@ def predict(
     check_batch_size(batch_size)
     if remote.absolute(source) == remote.absolute(output):
         raise InputError(f"output={output}: is the input; choose another file")
-    task, bad_rows = task_of(found), BadRows(strict=strict)
-    examples = task.read(source, bad_rows, labels="ignored", columns=texts)
-    bad_rows.report()
+    task = task_of(found)
+    split = read_split(
+        task, "input", source, BadRows(strict=strict), found.tokenizer, labels="ignored", columns=texts
+    )  # fmt: skip
     atomic.check_file_output(output)
     model = open_model(found, batch_size=batch_size, dtype=found.config.get("dtype", "auto"))
-    split = make_split(task, "input", examples, found.tokenizer, last_position=found.bert_config.is_decoder)
-    predictions = task.predictions(split, _outputs(model, split, bars, "predict"))
+    predictions = task.predictions(split, _outputs(model, split, bars))
     if with_text:
-        both = zip(predictions, examples, strict=True)
+        both = zip(predictions, split.examples, strict=True)
         predictions = [{"id": row["id"], **task.texts_of(example), **row} for row, example in both]
     atomic.write_whole(epath.Path(output), format_predictions(output, predictions))
-    return len(examples)
+    return len(split.examples)
 
 
 def evaluate_finetuned(found: Checkpoint, data: str, *, batch_size: int = 64, bars: Bars = silent) -> dict[str, Any]:
@@ -127,28 +116,21 @@ def evaluate_finetuned(found: Checkpoint, data: str, *, batch_size: int = 64, ba
     """
     check_batch_size(batch_size)
     task, bad_rows = task_of(found), BadRows(strict_labels=True)
-    is_folder = is_tfds(data) or remote.parse_path(data).is_dir()
-    files = {Path(data).name: data}
-    if is_folder:
-        files = {split: path for split, path in task.find(data, {}).items() if split.startswith("dev")}
+    is_folder = remote.parse_path(data).is_dir()
+    files = task.find(data, {}) if is_folder else {Path(data).name: data}
+    files = {split: path for split, path in files.items() if split.startswith("dev") or not is_folder}
     if not files:
         usual = [name for split, names in task.usual_files.items() if split.startswith("dev") for name in names]
         raise InputError(f"data={data}: expected a labelled file, got a folder without {', '.join(usual) or 'one'}")
-    splits = []
-    for name, path in files.items():
-        examples = task.read(path, bad_rows, split=name if is_folder else "")
-        bad_rows.warn_of_labels(path, task.unknown_labels(examples))
-        left_out, last_position = bad_rows.take_reasons(), found.bert_config.is_decoder
-        split = make_split(
-            task, name, examples, found.tokenizer, labels="required", last_position=last_position, left_out=left_out
-        )
-        splits.append(split)
-    bad_rows.report()
+    splits = [
+        read_split(task, name, path, bad_rows, found.tokenizer, split=name if is_folder else "")
+        for name, path in files.items()
+    ]
     model = open_model(found, batch_size=batch_size, dtype=found.config.get("dtype", "auto"))
-    scores = {split.name: task.score(split, _outputs(model, split, bars, split.name)) for split in splits}
+    scores = {split.name: task.score(split, _outputs(model, split, bars)) for split in splits}
     return describe_result(task, splits, found.step, scores)
 
 
-def _outputs(model: LoadedModel, split: Split, bars: Bars, title: str) -> list[np.ndarray]:
-    with closing(bars(total=model.predictor.batches(split.encoded), desc=title, unit="batch")) as bar:
+def _outputs(model: LoadedModel, split: Split, bars: Bars) -> list[np.ndarray]:
+    with closing(bars(total=model.predictor.batches(split.encoded), desc=split.name, unit="batch")) as bar:
         return model.outputs(split.encoded, lambda: bar.update(1))

@@ -16,14 +16,13 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from etils import epath
 from jax.experimental import multihost_utils
 
 from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.files.format_versions import read_json, write_json
-from bert_jax.finetuning.checks import check_config, check_same_run, encoder_digest, read_examples, started_from
+from bert_jax.finetuning.checks import check_config, check_same_run
 from bert_jax.finetuning.results import RESULT_FILE, read_result
 from bert_jax.finetuning.run import finetune_once
 from bert_jax.progress import Bars, silent
@@ -32,6 +31,7 @@ from bert_jax.runtime.interpreter import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.sections import check_kind, flatten, with_values
 from bert_jax.tracking.trackers import Tracker
+from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.run import CONFIG_FILE, workdir_path
 
 log = logging.getLogger(__name__)
@@ -42,13 +42,7 @@ SEARCH_VERSION = 1
 
 def folder_of(rate: float, seed: int) -> str:
     """Returns the name of a trial's folder."""
-    return f"lr-{_text_of(rate)}-seed-{seed}"
-
-
-def _text_of(rate: float) -> str:
-    """Returns a learning rate in six digits, or in as many as it has."""
-    short = f"{rate:g}"
-    return short if float(short) == rate else repr(rate)
+    return f"lr-{rate}-seed-{seed}"
 
 
 def is_search(config: FinetuneConfig) -> bool:
@@ -115,57 +109,26 @@ def search(
 
     Returns the summary: `format_version`; `metric`; `by_learning_rate` (`median`, `best`, `worst`, and the `scores` of
     the seeds); `best` (learning rate, seed, score and folder of the best trial); `learning_rate`, the one with the best
-    median. For the seeds of this rate it also has `median`, `spread` (best - worst) and `results`: all scores, by seed
-    and split. Raises as `finetune` and `planned_runs` do.
+    median; and its `results`: all scores, by seed and split. Raises as `finetune` and `planned_runs` do, and if `init`
+    has other parameters than a finished trial started from.
     """
     runs = planned_runs(config)
-    folder = workdir_path(workdir)
-    encoder = None if config.from_scratch else encoder_digest(config.init)
+    folder, encoder = workdir_path(workdir), open_checkpoint(config.init)
     results: dict[float, dict[int, dict[str, Any]]] = {}
-    examples: dict[str, str] = {}
     with kept_programs(config.compilation_cache, folder):
-        for (rate, seed), trial_config in runs.items():
-            trial = folder / folder_of(rate, seed)
-            results.setdefault(rate, {})[seed] = _result(trial_config, trial, encoder, stop, bars)
-            examples = examples or read_examples(trial)
-            if examples != (read_examples(trial) or examples):
-                raise InputError(
-                    f"{trial}: its trial had other examples than those before it; restore the files of the task, or "
-                    "delete the folders of all trials to run them again"
-                )
+        for (rate, seed), trial in runs.items():
+            place = folder / folder_of(rate, seed)
+            if remote.exists(place / RESULT_FILE):
+                check_same_run(place, read_json(place / CONFIG_FILE), trial, encoder)
+            else:
+                log.info("Starting the trial learning_rate=%g, seed=%d", rate, seed)
+                finetune_once(trial, str(place), needs_scores=True, stop=stop, bars=bars)
+                multihost_utils.sync_global_devices("trial")  # process 0 writes the result that all processes read
+            results.setdefault(rate, {})[seed] = read_result(place / RESULT_FILE)
     found = summarize(results)
     if is_first():
         write_json(folder / SEARCH_FILE, found)
     return found
-
-
-def _result(
-    config: FinetuneConfig, folder: epath.Path, encoder: str | None, stop: StopSignal | None, bars: Bars
-) -> dict[str, Any]:
-    """Runs the trial in `folder` unless it is finished, and returns its result.
-
-    Raises InputError if it starts, or has started, from other parameters than `encoder`, the digest of those that the
-    search started from.
-    """
-    path = folder / RESULT_FILE
-    before = started_from(folder)
-    if encoder and before and before != encoder:
-        raise InputError(
-            f"{folder}: its trial started from other parameters than init={config.init} has now; set init to those, "
-            "WORKDIR/checkpoints/STEP, or delete the folders of all trials to run them again"
-        )
-    if remote.exists(path):
-        check_same_run(folder, read_json(folder / CONFIG_FILE), config, sources=("init", "data.path"))
-    else:
-        if encoder and encoder_digest(config.init) != encoder:
-            raise InputError(
-                f"init={config.init}: was trained further during the search, whose trials would start from different "
-                "parameters; set init to one step, WORKDIR/checkpoints/STEP"
-            )
-        log.info("Starting the trial learning_rate=%g, seed=%d", config.optimizer.learning_rate, config.seed)
-        finetune_once(config, str(folder), needs_scores=True, stop=stop, bars=bars)
-        multihost_utils.sync_global_devices("trial")  # process 0 writes the result that all processes read
-    return read_result(path)
 
 
 def _main_score(result: Mapping[str, Any]) -> float:
@@ -178,14 +141,13 @@ def summarize(results: Mapping[float, Mapping[int, Mapping[str, Any]]]) -> dict[
         rate: {seed: _main_score(result) for seed, result in by_seed.items()} for rate, by_seed in results.items()
     }
     by_rate = {
-        _text_of(rate): {
+        str(rate): {
             "median": statistics.median(by_seed.values()), "best": max(by_seed.values()),
             "worst": min(by_seed.values()), "scores": {str(seed): score for seed, score in by_seed.items()},
         }
         for rate, by_seed in scores.items()
     }  # fmt: skip
     chosen = max(scores, key=lambda rate: statistics.median(scores[rate].values()))
-    chosen_scores = scores[chosen].values()
     rate, seed, score = max(
         ((rate, seed, score) for rate, by_seed in scores.items() for seed, score in by_seed.items()),
         key=lambda trial: trial[2],
@@ -194,7 +156,6 @@ def summarize(results: Mapping[float, Mapping[int, Mapping[str, Any]]]) -> dict[
         "format_version": SEARCH_VERSION, "metric": next(iter(results[chosen].values()))["main_metric"],
         "by_learning_rate": by_rate,
         "best": {"learning_rate": rate, "seed": seed, "score": score, "folder": folder_of(rate, seed)},
-        "learning_rate": chosen, "median": statistics.median(chosen_scores),
-        "spread": max(chosen_scores) - min(chosen_scores),
+        "learning_rate": chosen,
         "results": {str(seed): result["scores"] for seed, result in results[chosen].items()},
     }  # fmt: skip

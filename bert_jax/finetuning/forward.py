@@ -58,6 +58,7 @@ class Predictor:
       forward: computes the outputs.
       lengths: batches are padded to one of these, or else of `LENGTHS`.
       segments: the segments that the model has embeddings of.
+      last_position: sequences are pooled from their last token; see `EncodedExamples.batch`.
     """
 
     mesh: Mesh
@@ -69,6 +70,7 @@ class Predictor:
     forward: Forward = run_model
     lengths: Sequence[int] = LENGTHS
     segments: int = 2
+    last_position: bool = False
 
     @functools.cached_property
     def _step(self) -> Callable[[Parameters, Batch[Any]], Any]:
@@ -101,7 +103,7 @@ class Predictor:
         here = rows_here(self.mesh, rows)
         for chosen in in_order(examples, size):
             seq_len = padded_length(int(lengths[chosen].max()), self.max_seq_len, self.lengths)
-            batch = examples.batch(chosen, seq_len, size, self.tokenizer)
+            batch = examples.batch(chosen, seq_len, size, self.tokenizer, last_position=self.last_position)
             batch.pop("labels", None)
             placed = put_batch(self.mesh, map_arrays(lambda entry: entry[here], batch), batch_size=rows)
             with jax.set_mesh(self.mesh):
@@ -152,6 +154,6 @@ def load_model(
     parameters = found.load_parameters(shardings, **settings)
     predictor = Predictor(
         mesh, graph, shardings, found.tokenizer, -(-batch_size // mesh.size) * mesh.size, max_seq_len, forward,
-        segments=found.bert_config.type_vocab_size,
+        segments=found.bert_config.type_vocab_size, last_position=found.bert_config.is_decoder,
     )  # fmt: skip
     return LoadedModel(parameters, predictor)

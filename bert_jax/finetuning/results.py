@@ -1,13 +1,18 @@
-"""Results of a fine-tuning run: `result.json`, and what is not scored."""
+"""Scores of a fine-tuning run: metrics, the best step, and `result.json`.
+
+Metrics equal those of scikit-learn and SciPy. Where those are undefined - no example, a single class, constant scores -
+the metric is 0.0.
+"""
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from etils import epath
+from numpy.typing import ArrayLike
 
-from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.files.format_versions import read_json, write_json
 from bert_jax.finetuning.task import Split, Task
@@ -18,6 +23,87 @@ RESULT_FILE = "result.json"
 RESULT_VERSION = 1
 PREDICTIONS = "predictions"
 
+# --- Metrics ----------------------------------------------------------------------------------------------------------
+
+
+def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
+    """Returns the share of correct predictions. Both are [N]."""
+    y, p = _both(labels, predictions)
+    return float(np.mean(y == p)) if len(y) else 0.0
+
+
+def f1(labels: ArrayLike, predictions: ArrayLike, positive: int = 1) -> float:
+    """Returns the F1 of the positive class: 2 TP / (2 TP + FP + FN). Both are [N]."""
+    y, p = _both(labels, predictions)
+    positives = int(np.sum(y == positive) + np.sum(p == positive))
+    return 2 * int(np.sum((y == positive) & (p == positive))) / positives if positives else 0.0
+
+
+def f1_macro(labels: ArrayLike, predictions: ArrayLike) -> float:
+    """Returns the mean F1 of the classes that occur as labels or predictions. Both are [N]."""
+    y, p = _both(labels, predictions)
+    classes = np.union1d(y, p)
+    return sum(f1(y, p, one) for one in classes) / len(classes) if len(classes) else 0.0
+
+
+def matthews(labels: ArrayLike, predictions: ArrayLike) -> float:
+    """Returns Matthews' correlation for any number of classes (Gorodkin's R_K); both are [N] integers."""
+    y, p = _both(labels, predictions)
+    classes, numbers = np.unique(np.concatenate([y, p]), return_inverse=True)
+    confusion = np.zeros((len(classes), len(classes)))
+    np.add.at(confusion, (numbers[: len(y)], numbers[len(y) :]), 1)
+    true, predicted, total = confusion.sum(1), confusion.sum(0), confusion.sum()
+    covariance = np.trace(confusion) * total - true @ predicted
+    spread = (total**2 - true @ true) * (total**2 - predicted @ predicted)
+    return float(covariance / np.sqrt(spread)) if spread > 0 else 0.0
+
+
+def pearson(labels: ArrayLike, predictions: ArrayLike) -> float:
+    """Returns Pearson's correlation; both are [N] numbers."""
+    y, p = _both(labels, predictions)
+    if len(y) < 2 or np.all(y == y[0]) or np.all(p == p[0]):
+        return 0.0
+    y, p = y - np.mean(y, dtype=np.float64), p - np.mean(p, dtype=np.float64)
+    spread = np.linalg.norm(y) * np.linalg.norm(p)
+    return float(np.clip(y @ p / spread, -1.0, 1.0)) if spread > 0 else 0.0
+
+
+def spearman(labels: ArrayLike, predictions: ArrayLike) -> float:
+    """Returns Spearman's correlation: Pearson's of the ranks, with ties averaged; both are [N] numbers."""
+    y, p = _both(labels, predictions)
+    return pearson(_ranks(y), _ranks(p))
+
+
+METRICS: dict[str, Callable[[ArrayLike, ArrayLike], float]] = {
+    "accuracy": accuracy, "f1": f1, "f1_macro": f1_macro, "matthews": matthews, "pearson": pearson,
+    "spearman": spearman,
+}  # fmt: skip
+"""Metrics by name; each takes labels, then predictions."""
+
+
+def compute_metrics(names: Iterable[str], labels: Sequence[float], predictions: ArrayLike) -> dict[str, float]:
+    """Computes the metrics with the given names in METRICS, each in [-1, 1] and not in percent.
+
+    `labels` and `predictions` are [N] class numbers, or scores.
+    """
+    return {name: METRICS[name](labels, predictions) for name in names}
+
+
+def _both(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    y, p = np.asarray(labels), np.asarray(predictions)
+    if y.shape != p.shape or y.ndim != 1:
+        raise ValueError(f"labels {y.shape} and predictions {p.shape}: expected both of shape [N]")
+    return y, p
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, numbers, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2)[numbers]
+
+
+# --- The best step ----------------------------------------------------------------------------------------------------
+
 
 class BestStep:
     """Scores of a run's evaluations, of which higher is better; the best step; and whether training is to end.
@@ -25,79 +111,53 @@ class BestStep:
     Without `keep_best` there is no best step, and nothing ends early.
     """
 
-    def __init__(
-        self, *, keep_best: bool, patience: int = 0, min_delta: float = 0.0, scored: Mapping[str, str] | None = None
-    ):  # fmt: skip
+    def __init__(self, *, keep_best: bool, patience: int = 0):
         """Starts without scores.
 
         Args:
           keep_best: choose the best step.
           patience: evaluations without improvement that end the training; 0 for any number.
-          min_delta: a score improves if it is above that of the last improvement by more than this.
-          scored: the `split` that the scores are of, and the `hash` of its examples; None if unknown.
         """
-        self._keep_best, self._patience, self._min_delta, self._scored = keep_best, patience, min_delta, scored
-        self._scores: list[tuple[int, float | None]] = []  # None is not finite, and never the best
+        self._keep_best, self._patience = keep_best, patience
+        self.scores: list[tuple[int, float | None]] = []  # by step; None is not finite, and never the best
 
     def add(self, step: int, score: float) -> None:
         """Adds the score of the evaluation after `step`, in the order of steps."""
-        self._scores.append((step, score if math.isfinite(score) else None))
-
-    def restore(self, saved: Mapping[str, Any] | None) -> None:
-        """Replaces the scores by the result of `to_dict`; by none if a checkpoint has None.
-
-        Raises InputError if they are those of other examples.
-        """
-        if saved and self._scored and saved["scored"] not in (None, self._scored):
-            raise InputError(
-                f"keep_best=True: the epochs so far were scored by other examples of {saved['scored']['split']}; "
-                "restore the old file, or choose another workdir"
-            )
-        self._scores = [(step, score) for step, score in saved["scores"]] if saved else []
-
-    def to_dict(self) -> dict[str, Any] | None:
-        """Returns `best_step`, `scores`, a list of [step, score], and `scored`, as JSON; None without `keep_best`."""
-        if not self._keep_best:
-            return None
-        scored = None if self._scored is None else dict(self._scored)
-        return {"best_step": self.best, "scores": [list(pair) for pair in self._scores], "scored": scored}
+        self.scores.append((step, score if math.isfinite(score) else None))
 
     @property
     def best(self) -> int | None:
         """The step with the best score, the earliest of equals; None if there is none."""
-        finite = [(score, step) for step, score in self._scores if score is not None]
+        finite = [(score, step) for step, score in self.scores if score is not None]
         return max(finite, key=lambda pair: pair[0])[1] if self._keep_best and finite else None
 
-    @property
-    def score(self) -> float | None:
-        """The best score; None if there is none."""
-        return dict(self._scores)[self.best] if self.best is not None else None
-
     def without_improvement(self) -> int:
-        """Counts the latest evaluations that did not improve the score by more than `min_delta`."""
-        reference, count = -math.inf, 0
-        for _, score in self._scores:
-            if score is not None and score > reference + self._min_delta:
-                reference, count = score, 0
-            else:
-                count += 1
-        return count
+        """Counts the latest evaluations without improvement."""
+        steps = [step for step, _ in self.scores]
+        return len(steps) - (steps.index(self.best) + 1 if self.best is not None else 0)
 
     def ends_training(self) -> bool:
         """Returns whether `patience` evaluations have not improved the score."""
         return self._keep_best and 0 < self._patience <= self.without_improvement()
 
+    def describe(self, last: int, steps_an_epoch: int, total_steps: int) -> dict[str, Any]:
+        """Returns the keys of `result.json` of a run with `keep_best` that ended after step `last`; {} without it.
 
-def scoring_warnings(splits: Sequence[Split]) -> list[str]:
-    """Returns warnings for the start of a run: no split can be scored, or some rows cannot."""
-    scored = [split for split in splits if split.is_labelled]
-    if not scored:
-        return ["No split has labels, so that nothing is scored; set task.dev to a labelled file"]
-    return [
-        f"Split {split.name}: {sum(split.left_out.values())} rows are not scored ({_listed(split.left_out)}), "
-        f"{len(split.examples)} are scored"
-        for split in scored if split.left_out
-    ]  # fmt: skip
+        `best` has `epoch`, `step` and `score`, the main metric on the first scored split; None if no score was finite.
+        `last` has `epoch` and `step` of the end of the training, and `stopped_early` tells if it was before
+        `total_steps`.
+        """
+        if not self._keep_best:
+            return {}
+        step, score = self.best, dict(self.scores).get(self.best or -1)
+        return {
+            "best": step and {"epoch": step // steps_an_epoch, "step": step, "score": score},
+            "last": {"epoch": last // steps_an_epoch, "step": last},
+            "stopped_early": last < total_steps,
+        }  # fmt: skip
+
+
+# --- Results ----------------------------------------------------------------------------------------------------------
 
 
 def unscored(workdir: str) -> dict[str, Any]:
@@ -110,40 +170,22 @@ def unscored(workdir: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{reason} {count}" for reason, count in sorted(counts.items()))
-
-
 def describe_result(
     task: Task, splits: Sequence[Split], step: int, scores: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
     """Returns the contents of `result.json`.
 
     Keys: `format_version`, `task`, `main_metric`, `step`, `scores` by split, and `rows`: for each scored split the
-    number `scored` and the numbers `left_out` (skipped) by reason. If `f1` is that of one of two labels, also
-    `positive_label`.
+    numbers `scored` and `left_out` (skipped). If `f1` is that of one of two labels, also `positive_label`.
     """
     rows = {
-        split.name: {"scored": len(split.examples), "left_out": dict(split.left_out)}
+        split.name: {"scored": len(split.examples), "left_out": split.left_out}
         for split in splits if split.name in scores
     }  # fmt: skip
     positive = {} if task.positive is None else {"positive_label": task.positive}
     return {
         "format_version": RESULT_VERSION, "task": task.name, "main_metric": task.main_metric, **positive, "step": step,
         "scores": dict(scores), "rows": rows,
-    }  # fmt: skip
-
-
-def describe_best(best: BestStep, last: int, steps_an_epoch: int, total_steps: int) -> dict[str, Any]:
-    """Returns the keys of `result.json` of a run with `keep_best`.
-
-    `best` has `epoch`, `step` and `score`, the main metric on the first scored split; None if no score was finite.
-    `last` has `epoch` and `step` of the end of the training, and `stopped_early` tells if it was before `total_steps`.
-    """
-    return {
-        "best": best.best and {"epoch": best.best // steps_an_epoch, "step": best.best, "score": best.score},
-        "last": {"epoch": last // steps_an_epoch, "step": last},
-        "stopped_early": last < total_steps,
     }  # fmt: skip
 
 

@@ -6,14 +6,13 @@ The step, its sharding, checkpoints, resuming and metrics are those of pre-train
 import functools
 import logging
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from etils import epath
 from jax.sharding import Mesh
 
 from bert_jax.config_keys import FinetuneConfig
@@ -22,14 +21,12 @@ from bert_jax.files import atomic
 from bert_jax.finetuning.batches import BatchOrder, work_of_steps
 from bert_jax.finetuning.checks import check_best, check_config, check_head, claim, model_of
 from bert_jax.finetuning.forward import Predictor, check_segments
-from bert_jax.finetuning.losses import class_weights, task_objective
+from bert_jax.finetuning.losses import balanced_weights, task_objective
 from bert_jax.finetuning.results import (
     PREDICTIONS,
     RESULT_FILE,
     BestStep,
-    describe_best,
     describe_result,
-    scoring_warnings,
     write_result,
 )
 from bert_jax.finetuning.task import Split, Task
@@ -83,13 +80,8 @@ def _finetune(run: Run, config: FinetuneConfig, needs_scores: bool) -> dict[str,
 
     # --- State: 1. resume from the newest checkpoint, 2. start from a pre-trained encoder, 3. or from scratch --------
     run.enter_workdir()
-    latest = claim(folder, config, order.hash)
-    scored = {split.name: split.hash() for split in setup.splits if split.is_labelled}
-    first = next(iter(scored), "")
-    best = BestStep(
-        keep_best=config.keep_best, **to_dict(config.early_stopping),
-        scored={"split": first, "hash": scored[first]} if config.keep_best else None,
-    )  # fmt: skip
+    latest = claim(folder, config, setup.before, order.hash)
+    best = BestStep(keep_best=config.keep_best, patience=config.early_stopping.patience)
     description = {  # of the task too, so that a checkpoint can be used without its files
         "tokenizer": setup.before.tokenizer.to_json(), "config": to_dict(config),
         "task": _record(setup, task),
@@ -103,13 +95,9 @@ def _finetune(run: Run, config: FinetuneConfig, needs_scores: bool) -> dict[str,
         latest, setup.spec.abstract,
         setup.spec.make if config.from_scratch else functools.partial(initialize_from, setup.before, setup.spec),
     )  # fmt: skip
-    best.restore(position.get("evaluations"))
-    if best.best is not None and latest is not None and start == latest.step:
-        open_checkpoint(str(folder), best.best)  # InputError if it was deleted
+    best.scores += map(tuple, position.get("evaluations", {}).get("scores", ()))
     files = {split: path for split in ("train", "dev", "test") if (path := getattr(config.task, split))}
-    described = {
-        "name": task.name, "path": config.data.path, "files": files, "hash": order.hash, "scored": scored,
-    }  # fmt: skip
+    described = {"name": task.name, "path": config.data.path, "files": files, "hash": order.hash}
     run.open(
         config, checkpointer, start=start, total=order.total_steps,
         inputs={"init": setup.before.reference(), "task": described},
@@ -124,19 +112,13 @@ def _finetune(run: Run, config: FinetuneConfig, needs_scores: bool) -> dict[str,
     # --- Result --------------------------------------------------------------------------------------------------
     last = int(jax.device_get(state.step))
     step = best.best or last
-    chosen = folder / FOLDER / str(step)
-
-    def parameters() -> Parameters:
-        if step == last:
-            return state.parameters
+    chosen, parameters = folder / FOLDER / str(step), state.parameters
+    if step != last and len(evaluate.final) < len(setup.splits):
         log.info("Loading the parameters of the best step, %d", step)
         settings = build_settings(config, run.mesh, setup.model, setup.head)
-        return open_checkpoint(str(chosen)).load_parameters(setup.spec.shardings.parameters, **settings)
-
-    scores = _finish(
-        run, folder, setup, functools.cache(parameters), step, evaluate.final,
-        describe_best(best, last, order.steps_an_epoch, order.total_steps) if config.keep_best else {},
-    )  # fmt: skip
+        parameters = open_checkpoint(str(chosen)).load_parameters(setup.spec.shardings.parameters, **settings)
+    described = best.describe(last, order.steps_an_epoch, order.total_steps)
+    scores = _finish(run, setup, parameters, step, evaluate.final, described)
     place = shlex.quote(str(folder))
     log_result(
         chosen, last,
@@ -179,19 +161,20 @@ def _set_up(config: FinetuneConfig, mesh: Mesh, needs_scores: bool) -> _Setup:
     check_attention(config, model, config.task.max_seq_len, mesh)
 
     log.info("Reading and tokenizing the files of the task")
-    task, training, splits = read_task(config, before.tokenizer, last_position=model.is_decoder)
+    task, training, splits = read_task(config, before.tokenizer)
     rows = training.encoded
     check_segments(model.type_vocab_size, rows.sequences, "task.train: ")
-    weights = class_weights(config.task.class_weights, task.label_names, () if rows.labels is None else rows.labels)
+    assert rows.labels is not None
+    weights = balanced_weights(task.size, rows.labels) if config.task.class_weights else ()
     check_best(config, splits)
-    if needs_scores and not any(split.is_labelled for split in splits):
-        raise InputError("task.dev: a search requires a labelled split to compare runs; set it to a labelled file")
+    if not any(split.is_labelled for split in splits):
+        if needs_scores:
+            raise InputError("task.dev: a search requires a labelled split to compare runs; set it to a labelled file")
+        log.warning("No split has labels, so that nothing is scored; set task.dev to a labelled file")
     head = TaskHead(task.kind, task.size, **to_dict(config.head))
     check_head(head, mesh)
     platform = mesh.devices.flat[0].platform
-    order = BatchOrder(rows, config, functools.partial(finetuning_flops, model, head), platform)
-    for warning in scoring_warnings(splits):
-        log.warning(warning)
+    order = BatchOrder(rows, config, functools.partial(finetuning_flops, model, head), platform, model.is_decoder)
     log.info(
         "Task %s: %d training examples, %d steps; other splits: %s", task.name, len(rows), order.total_steps,
         ", ".join(f"{split.name} {len(split.encoded)}" for split in splits) or "none",
@@ -201,7 +184,7 @@ def _set_up(config: FinetuneConfig, mesh: Mesh, needs_scores: bool) -> _Setup:
     predictor = Predictor(
         mesh, spec.graph, spec.shardings.parameters, before.tokenizer,
         batch_size=-(-config.eval_batch_size // mesh.size) * mesh.size, max_seq_len=config.task.max_seq_len,
-        lengths=order.lengths,
+        lengths=order.lengths, segments=model.type_vocab_size, last_position=model.is_decoder,
     )  # fmt: skip
     return _Setup(config, before, model, task, splits, order, head, spec, train_step, predictor)
 
@@ -265,8 +248,8 @@ def _train(
         tuned_at, task = evaluate.tuned
         run.checkpointer.description["task"] = _record(setup, task if step == tuned_at else setup.task)
         position = {"datasets": [order.hash], "unlogged": log_metrics.unlogged()}
-        if (evaluations := best.to_dict()) is not None:
-            position["evaluations"] = evaluations
+        if config.keep_best:
+            position["evaluations"] = {"best_step": best.best, "scores": best.scores}
         run.save(step, state, setup.model, position)
 
     evaluation = Evaluate(evaluate, every=order.steps_an_epoch, is_enough=best.ends_training)
@@ -310,9 +293,8 @@ class _EvaluateSplits:
         log.info("Step %d: %s", step, "  ".join(f"{name} {value:.4f}" for name, value in row.items()))
         if best.ends_training():
             log.info(
-                "Step %d: ending the training early: %s/%s has not improved in %d epoch%s; the best is that of step %s",
-                step, self.scored[0].name, setup.task.main_metric,
-                best.without_improvement(), "" if best.without_improvement() == 1 else "s", best.best,
+                "Step %d: ending the training early: %s/%s has not improved since step %s", step, self.scored[0].name,
+                setup.task.main_metric, best.best,
             )  # fmt: skip
         return row
 
@@ -326,7 +308,7 @@ def _outputs(run: Run, predictor: Predictor, parameters: Parameters, split: Spli
 
 
 def _finish(
-    run: Run, folder: epath.Path, setup: _Setup, parameters: Callable[[], Parameters], step: int,
+    run: Run, setup: _Setup, parameters: Parameters, step: int,
     final: Mapping[str, tuple[list[np.ndarray], dict[str, float]]], best: Mapping[str, Any],
 ) -> dict[str, dict[str, float]]:  # fmt: skip
     """Scores and predicts every split with the parameters of `step`, and writes scores and predictions.
@@ -335,16 +317,15 @@ def _finish(
     `result.json`.
     """
     result: dict[str, dict[str, float]] = {}
-    target = folder / PREDICTIONS
+    target = run.folder / PREDICTIONS
     if is_first():
         atomic.make_folder(target)
     for split in setup.splits:
-        outputs, scores = final.get(split.name) or (_outputs(run, setup.predictor, parameters(), split, step), None)
+        outputs, scores = final.get(split.name) or (_outputs(run, setup.predictor, parameters, split, step), None)
         if split.is_labelled:
             result[split.name] = scores or setup.task.score(split, outputs)
         if is_first():
             setup.task.write(split, outputs, target)
     if is_first():
-        described = {**describe_result(setup.task, setup.splits, step, result), **best}
-        write_result(folder / RESULT_FILE, described)
+        write_result(run.folder / RESULT_FILE, {**describe_result(setup.task, setup.splits, step, result), **best})
     return result

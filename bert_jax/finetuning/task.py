@@ -3,30 +3,111 @@
 A kind of task is a subclass of `Task`, and an entry of `KINDS` in `finetuning/tasks`. Its fields are the task's record
 in checkpoints and exports: all that prediction and evaluation need. They come from a config and the training file when
 a model is fine-tuned, and from the record afterwards.
+
+A row of a file is used whole or skipped. A skipped one keeps its number, is counted, and is logged with its place.
 """
 
 import abc
+import csv
 import dataclasses
+import io
+import json
+import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from etils import epath
 
 from bert_jax.config_keys import FinetuneConfig
-from bert_jax.data.hashing import key_from
 from bert_jax.errors import InputError
-from bert_jax.files import remote
+from bert_jax.files import atomic, remote
+from bert_jax.files.tables import BadRow, read_table
 from bert_jax.finetuning.batches import EncodedExamples
-from bert_jax.finetuning.rows import BadRows, format_predictions
 from bert_jax.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+ID_FIELDS = ("id", "idx", "guid", "index")
+"""Names of the column with a row's id: the first of these that has a value."""
+
+_LOGGED = 5  # rows of each file that are logged one by one
+_SINGULAR = {"probabilities": "probability"}
+_TSV_SPACES = str.maketrans("\t\r\n", "   ")
+
+Row = tuple[int, int | str, dict[str, Any]]
+"""(number of the row from 1, its place in the file, value by column)."""
 
 Outputs = Sequence[np.ndarray]
 """The model's fp32 outputs by example: [labels] of a sequence, [choices], or [T, outputs] of T tokens."""
 
 Labels = Literal["required", "optional", "ignored"]
+
+# --- Rows -------------------------------------------------------------------------------------------------------------
+
+
+class BadLabel(ValueError):
+    """A row with a missing or an unknown label."""
+
+
+class BadRows:
+    """Counts and logs skipped rows.
+
+    With `strict` a skipped row is an InputError, with `strict_labels` one with a missing or an unknown label.
+    """
+
+    def __init__(self, *, strict: bool = False, strict_labels: bool = False):
+        self.counts: Counter[str] = Counter()  # by file
+        self._refused: type[Exception] | tuple[()] = Exception if strict else BadLabel if strict_labels else ()
+
+    def add(self, path: str, place: int | str, problem: Exception) -> None:
+        """Adds a skipped row. `place` is its line, from 1, or text such as "row 3"."""
+        where = f"{path}:{place}: {problem}" if isinstance(place, int) else f"{path}: {place}: {problem}"
+        if isinstance(problem, self._refused):
+            raise InputError(where)
+        self.counts[path] += 1
+        if self.counts[path] <= _LOGGED:
+            log.warning("Skipped a bad row: %s", where)
+
+    def check_usable(self, path: str, examples: Sequence[Any], expected: str) -> None:
+        """Logs the number of skipped rows of a file; raises InputError if no example is left."""
+        if not examples:
+            raise InputError(f"{path}: no usable row of {self.counts[path] or 'an empty file'}; expected {expected}")
+        if self.counts[path] > _LOGGED:
+            log.warning("Skipped %d bad rows of %s in total", self.counts[path], path)
+
+
+def read_rows(path: str, bad_rows: BadRows, names: Sequence[str] = ()) -> Iterator[Row]:
+    """Yields the rows of a file; `names` are the columns of one without a header. Raises as `read_table` does."""
+    for number, (place, row) in enumerate(read_table(path, names), 1):
+        if isinstance(row, BadRow):
+            bad_rows.add(path, place, ValueError(row.problem))
+        else:
+            yield number, place, row
+
+
+def row_id(row: Mapping[str, Any], number: int, name: str = "id") -> str:
+    """Returns the value of the column `name`, else that of the first of ID_FIELDS with one, else the row's number."""
+    found = (row.get(column) for column in (name, *ID_FIELDS))
+    return next((str(value) for value in found if value not in (None, "")), str(number))
+
+
+def text_in(row: Mapping[str, Any], name: str, *, may_be_empty: bool = False) -> str:
+    """Returns the text in a column. Raises ValueError for a missing or an empty one, and for another type."""
+    value = row.get(name)
+    if value is None:
+        raise ValueError(f"missing field {name!r} among {list(row)!s:.200}")
+    if not isinstance(value, str):
+        raise ValueError(f"{name!r} must be a string, got {type(value).__name__}")
+    if not may_be_empty and not value.strip():
+        raise ValueError(f"{name!r} is empty")
+    return value
+
+
+# --- Tasks ------------------------------------------------------------------------------------------------------------
 
 
 def softmax(outputs: np.ndarray) -> np.ndarray:
@@ -45,18 +126,14 @@ class Split:
       examples: as they were read, with their labels.
       encoded: the model's input.
       is_labelled: True if every example can be scored.
-      left_out: number of skipped rows of the file, by the reason (`rows.MISSING_LABEL` and others).
+      left_out: number of skipped rows of the file.
     """
 
     name: str
     examples: Sequence[Any]
     encoded: EncodedExamples
     is_labelled: bool = False
-    left_out: Mapping[str, int] = field(default_factory=dict)
-
-    def hash(self) -> str:
-        """Returns a hash of the examples, in their order, and of their labels."""
-        return f"{key_from(*self.examples):016x}"
+    left_out: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,13 +216,9 @@ class Task(abc.ABC):
         """Returns the path of each split: that in `given`, in `folder` if relative, or else of a usual name."""
         found = {split: os.path.join(folder, name) for split, name in given.items() if name}
         for split in self.usual_files.keys() - found.keys():
-            paths = self.usual_paths(folder, split)
+            paths = (os.path.join(folder, name) for name in self.usual_files[split])
             found[split] = next((path for path in paths if remote.exists(remote.parse_path(path))), "")
         return {split: path for split in (*self.usual_files, *given) if (path := found.get(split))}
-
-    def usual_paths(self, folder: str, split: str) -> list[str]:
-        """Returns the paths at which a split's file may be, in order of preference."""
-        return [os.path.join(folder, name) for name in self.usual_files[split]]
 
     @abc.abstractmethod
     def read(
@@ -168,10 +241,6 @@ class Task(abc.ABC):
     def read_training(self, path: str, bad_rows: BadRows) -> tuple[Self, list[Any]]:
         """Returns the training examples, and the task with what they determine. Raises InputError as `read` does."""
         return self, self.read(path, bad_rows, split="train")
-
-    def unknown_labels(self, examples: Sequence[Any]) -> str:
-        """Describes labels that training did not have, in examples that are scored all the same; "" for none."""
-        return ""
 
     @abc.abstractmethod
     def from_texts(self, texts: Sequence[str], pairs: Sequence[Any]) -> list[Any]:
@@ -209,11 +278,59 @@ class Task(abc.ABC):
         (folder / f"{split.name}.tsv").write_bytes(format_predictions(".tsv", rows))
 
 
-def make_split(
-    task: Task, name: str, examples: Sequence[Any], tokenizer: Tokenizer, *, labels: Labels = "ignored",
-    training: bool = False, last_position: bool = False, left_out: Mapping[str, int] | None = None,
+def read_split(
+    task: Task, name: str, path: str, bad_rows: BadRows, tokenizer: Tokenizer, *, split: str = "",
+    labels: Labels = "required", columns: Sequence[str] = (),
 ) -> Split:  # fmt: skip
-    """Returns a split with its encoded examples; for `training` they have the labels that the loss reads."""
-    encoded = task.encode(examples, tokenizer, labelled=training)
+    """Reads and encodes the file of a split that is scored or predicted. Takes the arguments of `Task.read`."""
+    examples = task.read(path, bad_rows, split=split, labels=labels, columns=columns)
     is_labelled = labels != "ignored" and all(map(task.is_labelled, examples))
-    return Split(name, examples, dataclasses.replace(encoded, last_position=last_position), is_labelled, left_out or {})
+    encoded = task.encode(examples, tokenizer, labelled=False)
+    return Split(name, examples, encoded, is_labelled, bad_rows.counts.pop(path, 0))
+
+
+# --- Predictions ------------------------------------------------------------------------------------------------------
+
+
+def format_predictions(name: str, predictions: Sequence[Mapping[str, Any]]) -> bytes:
+    """Returns the file of predictions, JSON objects with equal keys: JSON lines, or a table with a header line.
+
+    It is a table if the name ends in .csv or .tsv. A table has the keys as columns: an object or a list of numbers
+    becomes a column per entry (`probabilities` becomes `probability_LABEL`), and a list of words is joined by spaces.
+    CSV is as in RFC 4180; TSV is not quoted, and has a space for each tab or line break in a text. `read_table` reads
+    all of them.
+    """
+    ending = name.lower().rpartition(".")[2]
+    if ending not in ("csv", "tsv"):
+        return "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions).encode()
+    rows = [_cells(prediction) for prediction in predictions]
+    header = list(dict.fromkeys(column for row in rows for column in row))
+    table = [header, *([row.get(column, "") for column in header] for row in rows)]
+    if ending == "tsv":
+        return "".join("\t".join(cell.translate(_TSV_SPACES) for cell in row) + "\n" for row in table).encode()
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(table)
+    return text.getvalue().encode()
+
+
+def _cells(prediction: Mapping[str, Any]) -> dict[str, str]:
+    cells: dict[str, str] = {}
+    for key, value in prediction.items():
+        if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
+            cells[key] = " ".join(value)
+        elif isinstance(value, list | Mapping):
+            entries = value.items() if isinstance(value, Mapping) else enumerate(value)
+            cells |= {f"{_SINGULAR.get(key, key)}_{name}": _text(entry) for name, entry in entries}
+        else:
+            cells[key] = _text(value)
+    return cells
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else json.dumps(value)
+
+
+def write_lines(path: epath.Path, lines: Iterable[str]) -> None:
+    """Writes a text file atomically, and creates its folder if missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_whole(path, "".join(f"{line}\n" for line in lines).encode())

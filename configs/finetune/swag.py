@@ -1,4 +1,4 @@
-"""SWAG, or any choice among endings: CODAH's files, or JSON lines with `context` and `endings`.
+"""SWAG, or any choice among endings: rows with `context` and `endings`.
 
     bert-jax finetune --config=finetune/swag --workdir=runs/swag --config.init=runs/base --config.data.path=swag
 

@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.finetuning.batches import EncodedExamples, epoch_of_batches, in_order
+from bert_jax.finetuning.batches import EncodedExamples, epoch_of_batches
 from bert_jax.text.sequences import LENGTHS, EncodedSequence, choose_lengths, padded_length
 from bert_jax.text.tokenizer import Tokenizer, read_tokenizer
 
 
-def make_rows(count: int, group: int = 1, **options: object) -> EncodedExamples:
+def make_rows(count: int, group: int = 1) -> EncodedExamples:
     rng = np.random.default_rng(0)
     lengths = rng.integers(3, 90, count * group)
     sequences = [EncodedSequence(tuple(range(10, 10 + length)), int(length) // 2) for length in lengths]
-    return EncodedExamples(sequences, np.arange(count * group, dtype=np.int32), group, **options)
+    return EncodedExamples(sequences, np.arange(count * group, dtype=np.int32), group)
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def test_rows_are_laid_out_and_filled_up(tokenizer: Tokenizer):
 
 
 def test_a_left_to_right_model_pools_the_last_token(tokenizer: Tokenizer):
-    rows = EncodedExamples([EncodedSequence((5, 6, 7), 2), EncodedSequence((8, 9), 2)], None, last_position=True)
-    batch = rows.batch(np.array([0, 1]), 4, 2, tokenizer)
+    rows = EncodedExamples([EncodedSequence((5, 6, 7), 2), EncodedSequence((8, 9), 2)], None)
+    batch = rows.batch(np.array([0, 1]), 4, 2, tokenizer, last_position=True)
     np.testing.assert_array_equal(batch["cls_positions"], [[2], [1]])
     assert "labels" not in batch
 
@@ -95,21 +95,6 @@ def test_a_window_of_one_batch_sorts_nothing():
     rows = make_rows(400)
     batches = epoch_of_batches(rows, 10, seed=1, epoch=2, window=1)
     assert np.mean([np.ptp(rows.lengths()[batch]) for batch in batches]) > 60
-
-
-def test_fewer_examples_than_a_batch_are_one():
-    for window in (1, 8):
-        (batch,) = epoch_of_batches(make_rows(3), 10, seed=0, epoch=0, window=window)
-        assert sorted(batch.tolist()) == [0, 1, 2]
-
-
-def test_in_order_goes_by_length_once():
-    rows = make_rows(25)
-    batches = list(in_order(rows, 10))
-    assert [len(batch) for batch in batches] == [10, 10, 5]
-    order = np.concatenate(batches)
-    assert sorted(order.tolist()) == list(range(25))
-    assert (np.diff(rows.lengths()[order]) >= 0).all()
 
 
 @pytest.mark.parametrize(

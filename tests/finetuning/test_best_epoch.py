@@ -138,23 +138,11 @@ def test_resumed_run_knows_the_best_epoch_and_counts_on(
         assert kept_steps(epath.Path(workdir)) == kept_steps(epath.Path(stopped))
 
 
-def test_deleted_best_checkpoint_is_named(stopped: Path, checkpoint: Path, folder: Path, tmp_path: Path):
-    workdir = Path(shutil.copytree(stopped, tmp_path / "run"))
-    best = result_of(stopped)["best"]["step"]
-    shutil.rmtree(workdir / "checkpoints" / str(best))
-    with pytest.raises(InputError, match=rf"^step={best}: {workdir}"):  # no damage
-        open_checkpoint(str(workdir))
-    with pytest.raises(InputError, match=rf"^step={best}: {workdir}"):
-        finetune(config_of(checkpoint, folder, early_stopping__patience=PATIENCE), str(workdir))
-
-
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
         ({"keep_best": False, "early_stopping__patience": 1}, r"early_stopping\.patience=1: .*keep_best=True"),
         ({"early_stopping__patience": -1}, r"early_stopping\.patience=-1"),
-        ({"early_stopping__patience": 1, "early_stopping__min_delta": "nan"}, r"early_stopping\.min_delta=nan"),
-        ({"early_stopping__min_delta": 0.1}, r"early_stopping\.min_delta=0\.1: .*early_stopping\.patience"),
         ({"task__dev": ""}, r"keep_best=True: .*task\.dev"),
         ({"task__main_metric": "f2"}, r"task\.main_metric=f2: .*accuracy, f1, f1_macro"),
     ],
@@ -167,33 +155,10 @@ def test_settings_without_effect_are_refused(
     assert not (tmp_path / "run").exists()
 
 
-def test_keep_best_may_not_change_in_a_run(stopped: Path, checkpoint: Path, folder: Path):
-    with pytest.raises(InputError, match="keep_best True -> False"):
-        finetune(config_of(checkpoint, folder, keep_best=False), str(stopped))
-
-
-def test_scores_of_another_dev_file_do_not_choose_the_epoch(
-    stopped: Path, checkpoint: Path, folder: Path, tmp_path: Path
-):  # fmt: skip
-    workdir = Path(shutil.copytree(stopped, tmp_path / "run"))
-    config = config_of(checkpoint, folder, early_stopping__patience=PATIENCE)
-    dev = (folder / "dev.csv").read_text()
-    (folder / "dev.csv").write_text("\n".join(["text,label", *DEV[:-1], "the moon .,night"]) + "\n")
-    try:
-        with pytest.raises(InputError, match=r"keep_best=True: .*other examples of dev;"):
-            finetune(config, str(workdir))
-    finally:
-        (folder / "dev.csv").write_text(dev)
-    assert (workdir / "result.json").read_bytes() == (stopped / "result.json").read_bytes()
-    finetune(config, str(workdir))
-
-
 def test_main_metric_of_the_config_is_that_of_result_search_and_evaluate(
     checkpoint: Path, folder: Path, tmp_path: Path
 ):  # fmt: skip
-    config = config_of(
-        checkpoint, folder, task__main_metric="f1", task__positive_label="sea", search__seeds="(0,)", num_epochs=3
-    )
+    config = config_of(checkpoint, folder, task__main_metric="f1", search__seeds="(0,)", num_epochs=3)
     found = search(config, str(tmp_path))
     trial = tmp_path / found["best"]["folder"]
     result = result_of(trial)

@@ -8,11 +8,10 @@ import pytest
 
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
+from bert_jax.finetuning import run
 from bert_jax.finetuning.finetune import finetune
-from bert_jax.finetuning.losses import class_weights, task_objective
-from bert_jax.finetuning.tasks.kinds import read_task
+from bert_jax.finetuning.losses import balanced_weights, task_objective
 from bert_jax.model.task_heads import TaskHead
-from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.objectives import divide
 
 WEIGHTS = (0.5, 2.0, 3.0)
@@ -62,77 +61,29 @@ def test_loss_of_tags_is_weighted_by_tagged_token():
 
 def test_balanced_weights_are_those_of_scikit_learn():
     labels = np.array([0] * 6 + [1] * 3 + [3], np.int32)
-    weights = class_weights("balanced", ("a", "b", "c", "d"), labels)
-    assert weights == pytest.approx((10 / (3 * 6), 10 / (3 * 3), 1.0, 10 / (3 * 1)))  # no example is c
+    assert balanced_weights(4, labels) == pytest.approx((10 / (3 * 6), 10 / (3 * 3), 1.0, 10 / (3 * 1)))  # none is 2
     tokens = [np.array([-1, 0, 0, 1], np.int32), np.array([-1, 0], np.int32)]
-    assert class_weights("balanced", ("O", "B-SEA"), tokens) == pytest.approx((4 / (2 * 3), 4 / (2 * 1)))
+    assert balanced_weights(2, tokens) == pytest.approx((4 / (2 * 3), 4 / (2 * 1)))
 
 
-def test_weights_by_label_are_1_for_others():
-    labels = np.array([0, 1, 2], np.int32)
-    assert class_weights('{"bad": 2.5}', ("bad", "fair", "good"), labels) == (2.5, 1.0, 1.0)
-    assert class_weights("{'good': 2, 'bad': 0}", ("bad", "fair", "good"), labels) == (0.0, 1.0, 2.0)
-    assert class_weights("", ("bad", "fair", "good"), labels) == ()
-
-
-@pytest.mark.parametrize(
-    ("setting", "match"),
-    [
-        ("{'ugly': 1}", "'ugly'.*'bad', 'good'"),
-        ("{'bad': -1}", "'bad': .*-1"),
-        ("{'bad': 'much'}", "'bad': .*'much'"),
-        ("{'bad': 1e999}", "'bad': .*inf"),
-        ("{'bad': 1e300}", r"'bad': .*1e\+300"),
-        ("{'bad': 1e-300, 'good': 1e-300}", "'bad': .*1e-300"),
-        ("{'bad': 0, 'good': 0}", "weight 0"),
-        ("bad=2", r"bad=2.*balanced.*\{'bad'"),
-        ("{}", "balanced"),
-        ("[1, 2]", "balanced"),
-    ],
-)
-def test_invalid_weights_are_refused(setting: str, match: str):
-    with pytest.raises(InputError, match=rf"task\.class_weights.*{match}"):
-        class_weights(setting, ("bad", "good"), np.array([0, 1], np.int32))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    (tmp_path / "train.csv").write_text("text,label,number\n" + "the ship .,sea,0.5\nthe owl .,night,1.5\n" * 8)
-    (tmp_path / "dev.csv").write_text("text,label\nthe ship .,sea\nthe owl .,night\nthe owl .,night\n")
-    return tmp_path
-
-
-def test_class_of_weight_0_is_not_learned(checkpoint: Path, folder: Path):
+def test_run_weights_its_classes(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run, "plan_step", lambda *args: pytest.fail(str(args[-1])))
+    (tmp_path / "train.csv").write_text(
+        "text,label\nthe ship .,sea\nthe owl .,night\nthe owl .,night\nthe fox .,night\n"
+    )
     settings = {
-        "init": checkpoint, "data.path": folder, "task.train": "train.csv", "task.dev": "dev.csv",
-        "task.max_seq_len": 16, "num_epochs": 6, "global_batch_size": 8, "optimizer.learning_rate": 1e-2,
-        "task.class_weights": "{'night': 0}", "gradient_accumulation": 2,
+        "init": checkpoint, "data.path": tmp_path, "task.train": "train.csv", "task.max_seq_len": 16,
+        "task.class_weights": "balanced",
     }  # fmt: skip
-    config = load_config("finetune/text", settings, kind=FinetuneConfig)
-    assert finetune(config, str(folder / "run"))["dev"]["accuracy"] == pytest.approx(1 / 3)
+    with pytest.raises(pytest.fail.Exception, match=r"\(0\.66\d+, 2\.0\)"):
+        finetune(load_config("finetune/text", settings, kind=FinetuneConfig), str(tmp_path / "run"))
+    with pytest.raises(InputError, match=r"task\.class_weights=much"):
+        load_config("finetune/text", {**settings, "task.class_weights": "much"}, kind=FinetuneConfig)
 
 
-@pytest.mark.parametrize(
-    ("spec", "settings"),
-    [
-        ("text", {"task.train": "train.csv", "task.label": "number", "task.regression": True}),
-        ("glue:stsb", {}),
-    ],
-)
-def test_tasks_without_classes_refuse_weights(spec: str, settings: dict, checkpoint: Path, folder: Path):
-    for split in ("train", "dev"):
-        (folder / f"{split}.tsv").write_text("sentence1\tsentence2\tscore\nthe ship .\tthe owl .\t2.5\n")
-    common = {"init": checkpoint, "data.path": folder, "task.class_weights": "balanced", "task.max_seq_len": 16}
-    values = {**common, **settings}
-    config = load_config(f"finetune/{spec}", values, kind=FinetuneConfig)
+def test_tasks_without_classes_refuse_weights(checkpoint: Path, tmp_path: Path):
+    (tmp_path / "train.tsv").write_text("sentence1\tsentence2\tscore\nthe ship .\tthe owl .\t2.5\n")
+    values = {"init": checkpoint, "data.path": tmp_path, "task.class_weights": "balanced", "task.max_seq_len": 16}
     with pytest.raises(InputError, match=r"task\.class_weights=balanced"):
-        finetune(config, str(folder / "run"))
-    assert not (folder / "run").exists()
-
-
-def test_labels_of_a_task_are_checked_with_its_files(checkpoint: Path, tmp_path: Path):
-    (tmp_path / "train.conll").write_text("the O\nship B-SEA\n")
-    values = {"init": checkpoint, "data.path": tmp_path, "task.class_weights": "{'B-SKY': 2.0}"}
-    config = load_config("finetune/ner", values, kind=FinetuneConfig)
-    with pytest.raises(InputError, match=r"task\.class_weights.*'B-SKY'.*'O', 'B-SEA', 'I-SEA'"):
-        read_task(config, open_checkpoint(str(checkpoint)).tokenizer)
+        finetune(load_config("finetune/glue:stsb", values, kind=FinetuneConfig), str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()

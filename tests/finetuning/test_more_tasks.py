@@ -11,7 +11,6 @@ from support.finetuning import finetune_config
 from bert_jax.config import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.finetuning.finetune import finetune
-from bert_jax.finetuning.tasks.kinds import read_task
 from bert_jax.sections import with_values
 from bert_jax.training.checkpoints import open_checkpoint
 
@@ -162,14 +161,3 @@ def test_questions_to_score_need_an_answer_and_none_are_predicted_alone(version:
 def test_files_that_are_not_there_are_named(name, checkpoint: Path, tmp_path: Path):
     with pytest.raises(InputError, match=r"train[\w.-]*\.(csv|conll|json).* task\.train=FILE"):
         finetune(config_of(name, checkpoint, tmp_path, task__max_seq_len=64), str(tmp_path / "run"))
-
-
-def test_real_files_become_rows(checkpoint: Path, data_dir: Path):
-    tokenizer = open_checkpoint(str(checkpoint)).tokenizer
-    choice, train, splits = read_task(config_of("swag", checkpoint, data_dir / "codah"), tokenizer)
-    assert choice.size == 4
-    assert sum(len(split.encoded) for split in (train, *splits)) == 2_776
-    ner, train, splits = read_task(config_of("ner", checkpoint, data_dir / "wnut17"), tokenizer)
-    assert ner.size == 13
-    assert [(split.name, split.is_labelled) for split in splits] == [("dev", True), ("test", True)]
-    assert len(train.encoded) >= 3_394

@@ -13,11 +13,10 @@ from support import helpers
 import bert_jax
 from bert_jax.cli import main
 from bert_jax.config import FinetuneConfig, load_config
-from bert_jax.finetuning import metrics
 from bert_jax.finetuning.batches import EncodedExamples
 from bert_jax.finetuning.finetune import finetune
-from bert_jax.finetuning.rows import BadRows, read_rows, text_in
-from bert_jax.finetuning.task import Labels, Outputs, Split, Task
+from bert_jax.finetuning.results import compute_metrics
+from bert_jax.finetuning.task import BadRows, Labels, Outputs, Split, Task, read_rows, text_in
 from bert_jax.finetuning.tasks.kinds import KINDS
 from bert_jax.text.sequences import encode_pairs
 from bert_jax.text.tokenizer import Tokenizer
@@ -64,7 +63,7 @@ class LongWords(Task):
         return [{"id": str(number), "prediction": float(row[0])} for number, row in enumerate(outputs, 1)]
 
     def score(self, split: Split, outputs: Outputs) -> dict[str, float]:
-        return metrics.compute(self.metrics, self._labels(split.examples), np.stack(outputs)[:, 0])
+        return compute_metrics(self.metrics, self._labels(split.examples), np.stack(outputs)[:, 0])
 
 
 def test_own_task_is_trained_scored_exported_and_predicts(

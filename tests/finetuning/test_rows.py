@@ -12,7 +12,7 @@ from support.models import initialize
 from bert_jax.cli import main
 from bert_jax.errors import InputError
 from bert_jax.files.tables import read_table
-from bert_jax.finetuning.rows import BadRows, format_predictions, read_rows, row_id
+from bert_jax.finetuning.task import BadRows, format_predictions, read_rows, row_id
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.training.checkpoints import open_checkpoint, save_parameters
 
@@ -44,20 +44,15 @@ def test_bad_rows_are_counted_by_reason_and_logged_with_their_place(tmp_path: Pa
     path = tmp_path / "a.csv"
     path.write_bytes(b"text,label\na,1\nb\n" + b"caf\xe9,1\n" * 9 + b'"two\nlines",2\n')
     bad_rows = BadRows()
-    assert [(number, place, row["text"]) for number, place, row in read_rows(path, bad_rows)] == [
+    assert [(number, place, row["text"]) for number, place, row in read_rows(str(path), bad_rows)] == [
         (1, 2, "a"), (12, 13, "two\nlines"),
     ]  # fmt: skip
-    assert (bad_rows.take_reasons(), bad_rows.take_reasons()) == ({"unusable": 10}, {})
-    bad_rows.report()
+    assert bad_rows.counts == {str(path): 10}
+    bad_rows.check_usable(str(path), [1], "a text")
     assert [line.split(": ")[1] for line in caplog.messages[:-1]] == [f"{path}:{line}" for line in range(3, 8)]
     assert "10" in caplog.messages[-1]
     with pytest.raises(InputError, match=rf"{path}:3: .*\b2\b.*\b1\b"):
-        list(read_rows(path, BadRows(strict=True)))
-
-
-def test_json_lines_are_the_predictions():
-    assert [json.loads(line) for line in written("out", ROWS).splitlines()] == ROWS
-    assert "näss" in written("out.jsonl", ROWS)
+        list(read_rows(str(path), BadRows(strict=True)))
 
 
 def test_a_table_has_a_column_per_class():

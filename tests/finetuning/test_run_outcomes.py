@@ -9,7 +9,7 @@ from support.finetuning import finetune_config
 
 from bert_jax.cli import main
 from bert_jax.config import FinetuneConfig, load_config
-from bert_jax.errors import BertJaxError, InputError
+from bert_jax.errors import BertJaxError
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.forward import Predictor
@@ -54,47 +54,22 @@ def test_a_run_says_which_label_f1_is_of_which_rows_have_no_score_and_predicts_e
 
     monkeypatch.setattr(Predictor, "outputs", counting)
     caplog.set_level("INFO")
-    config = config_of(checkpoint, folder, task__positive_label="night", task__test="test.csv")
+    config = config_of(checkpoint, folder, task__test="test.csv")
     scores = finetune(config, str(folder / "run"))["dev"]
     assert predicted == [3, 3, 2]  # dev after each of two epochs, and test
     assert set(scores) == {"accuracy", "f1", "f1_macro"}
     result = json.loads((folder / "run" / "result.json").read_text())
-    assert (result["positive_label"], result["scores"]) == ("night", {"dev": scores})
-    assert result["rows"] == {"dev": {"scored": 3, "left_out": {"unknown_label": 1, "unusable": 1}}}
-    assert open_checkpoint(str(folder / "run")).task["positive_label"] == "night"
-    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [line for line in warnings if "unknown_label 1" in line]
-    assert "'night' (task.positive_label)" in caplog.text
+    assert (result["positive_label"], result["scores"]) == ("sea", {"dev": scores})
+    assert result["rows"] == {"dev": {"scored": 3, "left_out": 2}}
+    assert "f1 is that of the label 'sea'" in caplog.text
     lines = (folder / "run" / "predictions" / "dev.tsv").read_text().splitlines()[1:]
     said = [line.split("\t")[1] for line in lines]
-    right = sum(one == label == "night" for one, label in zip(said, ("sea", "night", "night"), strict=True))
-    assert scores["f1"] == pytest.approx(2 * right / (2 + said.count("night")))
+    right = sum(one == label == "sea" for one, label in zip(said, ("sea", "night", "night"), strict=True))
+    assert scores["f1"] == pytest.approx(2 * right / (1 + said.count("sea")))
     clean = folder / "clean.csv"
     clean.write_text("\n".join((folder / "dev.csv").read_text().splitlines()[:4]) + "\n")
     again = evaluate_finetuned(open_checkpoint(str(folder / "run")), str(clean))
-    assert (again["scores"], again["positive_label"]) == ({"clean.csv": scores}, "night")
-
-
-@pytest.mark.parametrize(("given", "said"), [("", "sea"), ("night", "night")])
-def test_f1_is_of_the_label_chosen_or_the_last(given: str, said: str, checkpoint: Path, folder: Path):
-    config = config_of(checkpoint, folder, task__positive_label=given)
-    task, *_ = read_task(config, open_checkpoint(str(checkpoint)).tokenizer)
-    assert task.positive == task.record()["positive_label"] == said
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        {"task__positive_label": "wood"},
-        {"task__positive_label": "sea", "task__train": "three.csv"},
-        {"task__positive_label": "sea", "task__kind": "ner"},
-    ],
-)
-def test_a_positive_label_that_there_is_not_is_refused(overrides: dict, checkpoint: Path, folder: Path):
-    (folder / "three.csv").write_text(TRAIN + "the fox .,wood\n")
-    with pytest.raises(InputError, match=rf"task\.positive_label={overrides['task__positive_label']}"):
-        finetune(config_of(checkpoint, folder, **overrides), str(folder / "run"))
-    assert not (folder / "run").exists()
+    assert (again["scores"], again["positive_label"]) == ({"clean.csv": scores}, "sea")
 
 
 def test_three_labels_have_a_macro_f1_and_no_other(checkpoint: Path, folder: Path):
@@ -131,6 +106,6 @@ def test_entities_of_types_that_training_lacks_are_counted(checkpoint: Path, tmp
     pairs = [("init", str(checkpoint)), ("data.path", str(tmp_path))]
     config = load_config("finetune/ner", pairs, kind=FinetuneConfig)
     _, _, (dev,) = read_task(config, open_checkpoint(str(checkpoint)).tokenizer)
-    assert (len(dev.examples), dev.is_labelled, dev.left_out) == (2, True, {"unknown_label": 1})
+    assert (len(dev.examples), dev.is_labelled, dev.left_out) == (2, True, 1)
     assert f"{tmp_path / 'dev.conll'}: 1 " in caplog.text
     assert "WOOD" in caplog.text

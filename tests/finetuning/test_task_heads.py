@@ -45,9 +45,9 @@ def log_softmax(x: np.ndarray, axis: int = -1) -> np.ndarray:
     ("kind", "size", "shape", "bilstm"),
     [
         ("classify", 3, (4, 3), 0),
-        ("regress", 1, (4, 1), 0),
-        ("choose", 2, (4, 1), 0),
-        ("span", 2, (4, 9, 2), 0),
+        pytest.param("regress", 1, (4, 1), 0, marks=pytest.mark.long),
+        pytest.param("choose", 2, (4, 1), 0, marks=pytest.mark.long),
+        pytest.param("span", 2, (4, 9, 2), 0, marks=pytest.mark.long),
         ("tag", 5, (4, 9, 5), 0),
         ("classify", 3, (4, 3), 6),
         pytest.param("tag", 5, (4, 9, 5), 6, marks=pytest.mark.long),

@@ -16,7 +16,7 @@ from support.torch_models import LABELS, require_torch, save_torch, torch_output
 import bert_jax
 from bert_jax import cli
 from bert_jax.errors import InputError, install_hint
-from bert_jax.finetuning.tasks.glue import GlueTask
+from bert_jax.finetuning.tasks.text import GlueTask
 from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
 from bert_jax.model.bert import HEADS

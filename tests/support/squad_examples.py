@@ -24,7 +24,7 @@ def tokenizer(lowercase: bool = True) -> Tokenizer:
 def question(context: str, answer: str | None = None, ask: str = "the old fox ?", name: str = "q") -> Question:
     """Returns a question whose answer is its first occurrence in the context; unanswerable if `answer` is None."""
     answers = () if answer is None else (Answer(answer, context.index(answer)),)
-    return Question(name, "title", ask, context, answers, answer is None)
+    return Question(name, ask, context, answers, answer is None)
 
 
 def make_questions(count: int, seed: int = 0, words: tuple[int, int] = (1, 90)) -> list[Question]:
@@ -54,7 +54,7 @@ def make_questions(count: int, seed: int = 0, words: tuple[int, int] = (1, 90)) 
         ask = " ".join(rng.choices(some, k=rng.randint(1, 12)))
         impossible = rng.random() < 0.2
         answers = () if impossible else (Answer(answer, start),)
-        result.append(Question(f"q{index}", "title", ask, context, answers, impossible))
+        result.append(Question(f"q{index}", ask, context, answers, impossible))
     return result
 
 

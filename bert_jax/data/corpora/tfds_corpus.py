@@ -94,20 +94,6 @@ def texts(path: str, start: int, end: int | None, utf8: Utf8) -> Iterator[tuple[
         yield f"example {number}", text
 
 
-def examples(dataset: str, split: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields (index, features by name) of all examples of a split; text is bytes, a class label an integer.
-
-    Args:
-      dataset: `tfds:NAME`.
-      split: in TFDS's own notation.
-
-    Raises:
-      InputError: as `slices`, except for the text feature; or, with the index, an unreadable example.
-    """
-    path = f"{dataset}:{split}"
-    return _read(path, 0, None, dict(_open(_parse(path)[0]).info.features))
-
-
 def _read(path: str, start: int, end: int | None, features: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
     import tensorflow_datasets as tfds
 

@@ -1,19 +1,14 @@
 """All kinds of tasks: read from a config to fine-tune a model, and from the record of a fine-tuned one."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
-from bert_jax.finetuning.losses import check_class_weights
-from bert_jax.finetuning.rows import BadRows
-from bert_jax.finetuning.task import Labels, Split, Task, make_split
+from bert_jax.finetuning.task import BadRows, Split, Task, read_split
 from bert_jax.finetuning.tasks.choice import ChoiceTask
-from bert_jax.finetuning.tasks.glue import GlueTask
 from bert_jax.finetuning.tasks.ner import NerTask
 from bert_jax.finetuning.tasks.squad import SquadTask
-from bert_jax.finetuning.tasks.text import TextTask
+from bert_jax.finetuning.tasks.text import GlueTask, TextTask
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpoints import Checkpoint
 
@@ -33,48 +28,32 @@ def task_of(found: Checkpoint) -> Task:
     return kind.from_record(found.task)
 
 
-def read_task(
-    config: FinetuneConfig, tokenizer: Tokenizer, *, last_position: bool = False
-) -> tuple[Task, Split, list[Split]]:
+def read_task(config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[Task, Split, list[Split]]:
     """Reads and encodes the files of a config.
 
-    Returns the task, its training split, and the splits to score or predict.
-
-    `last_position`: the model is pooled from its last token. Raises InputError if a file cannot be read, or if the task
-    lacks the main metric or the labels of the config.
+    Returns the task, its training split, and the splits to score or predict. Raises InputError if a file cannot be
+    read, or if the task lacks the main metric of the config or classes to weight.
     """
     task = KINDS[config.task.kind].from_config(config)
-    given = {split: getattr(config.task, split) for split in ("train", "dev", "test")}
-    files = task.find(config.data.path, given)
+    files = task.find(config.data.path, {split: getattr(config.task, split) for split in ("train", "dev", "test")})
     if "train" not in files:
-        usual = ", ".join(task.usual_files.get("train", ()))
-        raise InputError(
-            f"data.path={config.data.path}: "
-            + (f"found none of {usual}; set" if usual else "task.train is empty; set")
-            + " the training file with task.train=FILE"
-        )
-    bad_rows = BadRows(strict=config.data.strict)
-    read: dict[str, tuple[list[Any], Labels, Mapping[str, int]]] = {}
-    for split, path in {"train": files["train"], **files}.items():
-        labels: Labels = task.test_labels if split.startswith("test") else "required"
-        if split == "train":
-            task, examples = task.read_training(path, bad_rows)
-        else:
-            examples = task.read(path, bad_rows, split=split, labels=labels)
-            bad_rows.warn_of_labels(path, task.unknown_labels(examples))
-        read[split] = examples, labels, bad_rows.take_reasons()
-    bad_rows.report()
+        usual = ", ".join(task.usual_files.get("train", ())) or "it"
+        raise InputError(f"data.path={config.data.path}: training file not found ({usual}); set task.train=FILE")
+    path, bad_rows = files.pop("train"), BadRows(strict=config.data.strict)
+    task, examples = task.read_training(path, bad_rows)
     if (metric := config.task.main_metric) and metric not in task.metrics:
         raise InputError(
             f"task.main_metric={metric}: expected one of {', '.join(task.metrics)}, the metrics of {task.name}"
         )
-    check_class_weights(config.task.class_weights, task.label_names)
+    if config.task.class_weights and not task.label_names:
+        raise InputError(f"task.class_weights={config.task.class_weights}: the task has no classes; leave it empty")
     task = dataclasses.replace(task, main_metric=metric)
-    splits = [
-        make_split(
-            task, split, examples, tokenizer, labels=labels, training=split == "train", last_position=last_position,
-            left_out=left_out,
+    encoded = task.encode(examples, tokenizer, labelled=True)
+    training = Split("train", examples, encoded, is_labelled=True, left_out=bad_rows.counts.pop(path, 0))
+    return task, training, [
+        read_split(
+            task, split, path, bad_rows, tokenizer, split=split,
+            labels=task.test_labels if split.startswith("test") else "required",
         )
-        for split, (examples, labels, left_out) in read.items()
+        for split, path in files.items()
     ]  # fmt: skip
-    return task, splits[0], splits[1:]

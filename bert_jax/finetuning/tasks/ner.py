@@ -1,10 +1,14 @@
 """Named entities: a softmax over tags at the first piece of each word, without a CRF, scored as conlleval does.
 
-A CoNLL file has one word per line, with columns separated by tabs (if the line has one) or spaces. An empty line ends a
-sentence, and a line that starts with -DOCSTART- begins a document. CoNLL-2003 and WNUT-17 have the word first and the
-tag last. In a file without -DOCSTART- every sentence is its own document.
+A CoNLL file has one word per line, which comes first, and its tag last, separated by tabs (if the line has one) or
+spaces. An empty line ends a sentence, and a line that starts with -DOCSTART- begins a document. In a file without
+-DOCSTART- every sentence is its own document. Internally tags are BIO (IOB2): B-TYPE begins an entity, I-TYPE continues
+it, O is outside.
 
-Internally tags are BIO (IOB2): B-TYPE begins an entity, I-TYPE continues it, O is outside.
+Words are tokenized one by one; a word's first piece carries its tag. A sentence is one sequence between [CLS] and
+[SEP]. A longer one is split into parts of half a window, and each is predicted in the middle of a window of its own.
+With document context, as in BERT's paper, the remaining space is filled with words of the same document before and
+after the sentence, as many on either side as available.
 """
 
 import dataclasses
@@ -14,6 +18,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, Self
 
 import numpy as np
@@ -21,24 +26,38 @@ from etils import epath
 
 from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
-from bert_jax.files.text_files import COMPRESSED, Utf8, lines_from, named_format, text_format
+from bert_jax.files.text_files import Utf8, lines_from, named_format, text_format
 from bert_jax.finetuning.batches import EncodedExamples
-from bert_jax.finetuning.rows import MISSING_LABEL, UNKNOWN_LABEL, BadLabel, BadRows, write_lines
-from bert_jax.finetuning.task import Labels, Outputs, Split, Task
-from bert_jax.finetuning.tasks.ner_windows import OUTSIDE, TaggedSentence, collect_tags, encode_windows
+from bert_jax.finetuning.task import BadLabel, BadRows, Labels, Outputs, Split, Task, write_lines
 from bert_jax.finetuning.tasks.text import TextTask
+from bert_jax.text.sequences import EncodedSequence
 from bert_jax.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-_DOCUMENT = "-DOCSTART-"
+OUTSIDE = "O"
+
+_DOCUMENT = b"-DOCSTART-"
 _TAG = re.compile(r"O|[BIES]-\S.*")
-_SPACES = re.compile(r"[ \t]+")  # no other: a no-break space may be part of a word
+_WORDS = 65_536  # tokenized at once
 _FILES = {
     "train": ("train.conll", "eng.train", "train.txt"),
     "dev": ("dev.conll", "eng.testa", "valid.txt", "dev.txt"),
     "test": ("test.conll", "eng.testb", "test.txt"),
 }
+
+
+@dataclass(frozen=True)
+class TaggedSentence:
+    """Words and their BIO tags, or None for an untagged file; `document` numbers a file's documents from 0.
+
+    `id` is that of a row with a text, or the number of the sentence in its file.
+    """
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...] | None
+    document: int
+    id: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,26 +67,16 @@ class NerTask(Task):
     Attributes:
       tags: the tags by number: O, then B and I of each type of the training file.
       document_context: reads a sentence with those around it in its document.
-      word_column, tag_column: numbered from 0, or from the end with -1.
-      conll_files: names of the files of the run, which are in columns whatever their extension.
     """
 
     name: str = "ner"
     kind: str = "tag"
     tags: tuple[str, ...] = ()
     document_context: bool = False
-    word_column: int = 0
-    tag_column: int = -1
-    conll_files: tuple[str, ...] = ()
 
     @classmethod
     def from_config(cls, config: FinetuneConfig) -> Self:
-        task = config.task
-        names = (_stem(name) for name in (task.train, task.dev, task.test) if name)
-        return cls(
-            max_seq_len=task.max_seq_len, document_context=task.document_context, word_column=task.word_column,
-            tag_column=task.tag_column, conll_files=tuple(sorted({*names})),
-        )  # fmt: skip
+        return cls(max_seq_len=config.task.max_seq_len, document_context=config.task.document_context)
 
     @property
     def size(self) -> int:
@@ -103,32 +112,21 @@ class NerTask(Task):
         self, path: str, bad_rows: BadRows, *, split: str = "", labels: Labels = "required",
         columns: Sequence[str] = (),
     ) -> list[TaggedSentence]:  # fmt: skip
-        """Reads a CoNLL file; to predict, also rows of a table or plain text, which the name of the file says.
-
-        Rows have a text in one of `columns`. Plain text (.txt, unless the run or CoNLL-2003 has a file of its name) has
-        a sentence per line, with spaces between words.
-        """
-        name = _stem(path)
-        if labels == "ignored" and (columns or named_format(path) in ("csv", "json", "parquet", "arrow")):
-            if len(columns) > 1:
-                raise InputError(f"text={' '.join(columns)}: expected 1 column for a tagger, got {len(columns)}")
+        """Reads a CoNLL file, or to predict also rows of a table, which have a text in one of `columns`."""
+        if labels == "ignored" and (columns or named_format(path)):
             rows = TextTask().read(path, bad_rows, labels="ignored", columns=columns)
             if rows[0].text_b is not None:
-                raise InputError(f"{path}: got two text columns, a tagger reads one; name it with --text")
+                raise InputError(f"{path}: a tagger reads one text column, got two; name it with --text")
             return [_split_words(row.text_a, row.id, number) for number, row in enumerate(rows)]
-        usual = {usual for names in _FILES.values() for usual in names}
-        if labels == "ignored" and name.endswith(".txt") and name not in {*usual, *self.conll_files}:
-            log.info("%s: reading plain text, one sentence per line; rename it to .conll to read it as columns", path)
-            return _read_plain(path, bad_rows)
-        return self._read_conll(path, bad_rows, labels)
-
-    def unknown_labels(self, examples: Sequence[TaggedSentence]) -> str:
-        kinds = Counter(kind for sentence in examples for kind, _, _ in entity_spans(sentence.tags or ()))
-        unknown = {kind: count for kind, count in kinds.items() if kind not in self.types}
-        if not unknown:
-            return ""
-        listed = ", ".join(sorted(unknown))
-        return f"{sum(unknown.values())} entities of types that training did not have, each counts as missed: {listed}"
+        name = os.path.basename(path).lower()
+        if labels == "ignored" and name.endswith(".txt") and all(name not in names for names in _FILES.values()):
+            raise InputError(f"{path}: name it .conll if it has a word a line, or give a table of texts (.tsv, .jsonl)")
+        sentences = self._read_conll(path, bad_rows, labels)
+        kinds = Counter(kind for sentence in sentences for kind, _, _ in entity_spans(sentence.tags or ()))
+        if unknown := sorted(kinds.keys() - {*self.types}) if self.tags else []:
+            count = sum(kinds[kind] for kind in unknown)
+            log.warning("%s: %d entities count as missed: training had no %s", path, count, ", ".join(unknown))
+        return sentences
 
     def from_texts(self, texts: Sequence[str], pairs: Sequence[Any]) -> list[TaggedSentence]:
         if any(pair is not None for pair in pairs):
@@ -144,33 +142,29 @@ class NerTask(Task):
     def _read_conll(self, path: str, bad_rows: BadRows, labels: Labels) -> list[TaggedSentence]:
         """Reads the sentences of a file; tags in IOB1, BIO or BIOES are converted to BIO.
 
-        A sentence with a line that is not UTF-8, lacks a column or has an invalid tag is skipped.
+        A sentence with a line that is not UTF-8 or lacks a word or a valid tag is skipped.
         """
+        text_format(path)  # refuses what is not text
         sentences: list[TaggedSentence] = []
         number, document, has_documents = 0, -1, False
-        for block in _blocks(path):
-            if block[0][1].startswith(_DOCUMENT):
+        lines = enumerate((line.strip(b" \r") for _, line in lines_from(path, 0, None)), 1)
+        for key, block in groupby(lines, key=_block_of):
+            if isinstance(key, str):
                 document, has_documents = document + 1, True
+            if key is not True:
                 continue
             number += 1
-            line = block[0][0]
+            (first, line), *others = block
             try:
-                words, tags = [], []
-                has_tags = labels == "required" or (
-                    labels == "optional" and any(len(_split(text)) > 1 for _, text, _ in block)
-                )
-                for line, text, problem in block:  # noqa: B007 - the line of an error
-                    if problem:
-                        raise ValueError(problem)
-                    words.append(_column(text, self.word_column, "word_column"))
-                    if has_tags:
-                        tags.append(_tag(text, self.tag_column))
+                rows = [_columns(Utf8().decode(line)) for line in (line, *(line for _, line in others))]
+                is_tagged = labels == "required" or (labels == "optional" and any(len(row) > 1 for row in rows))
+                words = tuple(_word(row) for row in rows)
+                tags = tuple(to_bio([_tag(row) for row in rows])) if is_tagged else None
             except ValueError as error:
-                bad_rows.add(path, line, error)
+                bad_rows.add(path, first, error)
                 continue
             document += not has_documents
-            bio = tuple(to_bio(tags)) if has_tags else None
-            sentences.append(TaggedSentence(tuple(words), bio, document, str(number)))
+            sentences.append(TaggedSentence(words, tags, document, str(number)))
         bad_rows.check_usable(path, sentences, "a word and its tag per line, and an empty line after a sentence")
         return sentences
 
@@ -190,12 +184,12 @@ class NerTask(Task):
         return EncodedExamples(sequences, labels, windows=windows)
 
     def _predicted(self, split: Split, outputs: Outputs) -> list[list[str]]:
-        windows = split.encoded.windows
-        window_tags = [
-            [self.tags[int(token_outputs[position].argmax())] for _, _, position in window.words]
-            for window, token_outputs in zip(windows, outputs, strict=True)
-        ]
-        return collect_tags(split.examples, windows, window_tags)
+        """Returns a tag for every word of every sentence: the predicted one, or O for a word without a piece."""
+        tags = [[OUTSIDE] * len(sentence.words) for sentence in split.examples]
+        for window, token_outputs in zip(split.encoded.windows, outputs, strict=True):
+            for sentence, word, position in window.words:
+                tags[sentence][word] = self.tags[int(token_outputs[position].argmax())]
+        return tags
 
     def score(self, split: Split, outputs: Outputs) -> dict[str, float]:
         gold = [list(sentence.tags) for sentence in split.examples]
@@ -216,51 +210,10 @@ class NerTask(Task):
 # --- Files ------------------------------------------------------------------------------------------------------------
 
 
-def _stem(path: str) -> str:
-    """Returns the name of a file in lower case, without the extension of its compression."""
-    stem, extension = os.path.splitext(os.path.basename(path).lower())
-    return stem if extension in COMPRESSED else stem + extension
-
-
-def _decoded_lines(path: str) -> Iterator[tuple[int, str, str]]:
-    """Yields (number from 1, line, problem) of each line; one that is not UTF-8 has a problem."""
-    text_format(path)  # refuses what is not text
-    utf8 = Utf8()
-    for number, (_, line) in enumerate(lines_from(path, 0, None), 1):
-        line = line.removesuffix(b"\r")
-        try:
-            yield number, utf8.decode(line), ""
-        except ValueError as error:
-            yield number, line.decode(errors="replace"), str(error)
-
-
-def _blocks(path: str) -> Iterator[list[tuple[int, str, str]]]:
-    """Yields the lines of each sentence; a -DOCSTART- line is a block by itself."""
-    block: list[tuple[int, str, str]] = []
-    for row in _decoded_lines(path):
-        content = row[1].strip(" \t")
-        starts = content.startswith(_DOCUMENT)
-        if block and (starts or not content):
-            yield block
-            block = []
-        if starts:
-            yield [(row[0], content, row[2])]
-        elif content:
-            block.append(row)
-    if block:
-        yield block
-
-
-def _read_plain(path: str, bad_rows: BadRows) -> list[TaggedSentence]:
-    """Returns the sentences of plain text, one per line."""
-    sentences = []
-    for number, (line, text, problem) in enumerate((row for row in _decoded_lines(path) if row[1].strip()), 1):
-        if problem:
-            bad_rows.add(path, line, problem)
-        else:
-            sentences.append(_split_words(text, str(number), number))
-    bad_rows.check_usable(path, sentences, "one sentence per line, with spaces between words")
-    return sentences
+def _block_of(numbered: tuple[int, bytes]) -> str | bool:
+    """Returns the block of a line: True for a word's, False for an empty one, its number for a document's."""
+    number, line = numbered
+    return str(number) if line.startswith(_DOCUMENT) else bool(line.strip(b"\t"))
 
 
 def _split_words(text: str, identity: str, document: int) -> TaggedSentence:
@@ -268,24 +221,22 @@ def _split_words(text: str, identity: str, document: int) -> TaggedSentence:
     return TaggedSentence(tuple(word for word in re.split(r"[ \t\r\n]+", text) if word), None, document, identity)
 
 
-def _split(line: str) -> list[str]:
-    return line.split("\t") if "\t" in line else _SPACES.split(line.strip(" "))
+def _columns(line: str) -> list[str]:
+    return [column.strip(" ") for column in line.split("\t")] if "\t" in line else re.split(" +", line)
 
 
-def _column(line: str, index: int, name: str) -> str:
-    columns = _split(line)
-    if not -len(columns) <= index < len(columns) or not columns[index].strip():
-        raise ValueError(f"{name}={index}: missing or empty, the line has {len(columns)} columns")
-    return columns[index].strip(" ")
+def _word(columns: Sequence[str]) -> str:
+    if not columns[0]:
+        raise ValueError("a line of the sentence has no word")
+    return columns[0]
 
 
-def _tag(line: str, index: int) -> str:
-    if len(_split(line)) < 2:
-        raise BadLabel("the word has no tag", MISSING_LABEL)
-    tag = _column(line, index, "tag_column")
-    if not _TAG.fullmatch(tag):
-        raise BadLabel(f"invalid tag {tag!r:.60}; expected O, B-TYPE, I-TYPE, E-TYPE or S-TYPE", UNKNOWN_LABEL)
-    return tag
+def _tag(columns: Sequence[str]) -> str:
+    if len(columns) < 2:
+        raise BadLabel(f"the word {columns[0]!r:.60} has no tag")
+    if not _TAG.fullmatch(columns[-1]):
+        raise BadLabel(f"invalid tag {columns[-1]!r:.60}; expected O, B-TYPE, I-TYPE, E-TYPE or S-TYPE")
+    return columns[-1]
 
 
 def write_conll(path: epath.Path, sentences: Sequence[TaggedSentence], predicted: Sequence[Sequence[str]]) -> None:
@@ -300,6 +251,88 @@ def write_conll(path: epath.Path, sentences: Sequence[TaggedSentence], predicted
         lines += [between.join(row) for row in zip(*columns, strict=True)]
         lines.append("")
     write_lines(path, lines)
+
+
+# --- Windows ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TagWindow:
+    """A sequence, and (sentence, word, position) of each word predicted in it.
+
+    Sentences and words are numbered from 0; `position` is the index of the word's first piece in `sequence.input_ids`.
+    """
+
+    sequence: EncodedSequence
+    words: tuple[tuple[int, int, int], ...]
+
+
+def encode_windows(
+    tokenizer: Tokenizer, sentences: Sequence[TaggedSentence], max_seq_len: int, *, document_context: bool = False
+) -> list[TagWindow]:
+    """Returns the windows of all sentences, in their order.
+
+    Every word that has a piece is predicted in exactly one window. (A word of control characters only has none.)
+
+    Args:
+      tokenizer: tokenizes the words one by one.
+      sentences: from a file; the sentences of a document are adjacent.
+      max_seq_len: maximum tokens of a window, with [CLS] and [SEP]; at least 3. A word with more pieces than fit into a
+        window is truncated.
+      document_context: fill the windows with other sentences of the document.
+    """
+    room = max_seq_len - 2
+    pieces = _pieces(tokenizer, sentences, room)
+    windows: list[TagWindow] = []
+    numbered = enumerate(sentences)
+    for _, group in groupby(numbered, key=lambda pair: pair[1].document if document_context else pair[0]):
+        words = [(number, word) for number, sentence in group for word in range(len(sentence.words))]
+        ids = [pieces[sentences[number].words[word]] for number, word in words]
+        ends = np.cumsum([0, *map(len, ids)])  # of the pieces before each word, and of all
+        for start, end in _parts(words, ends, room):
+            low, high = _widen(ends, start, end, room)
+            input_ids, targets = [tokenizer.cls_id], []
+            for index in range(low, high):
+                if ids[index] and start <= index < end:
+                    targets.append((*words[index], len(input_ids)))
+                input_ids += ids[index]
+            input_ids.append(tokenizer.sep_id)
+            if targets:
+                windows.append(TagWindow(EncodedSequence(tuple(input_ids), len(input_ids)), tuple(targets)))
+    return windows
+
+
+def _pieces(tokenizer: Tokenizer, sentences: Sequence[TaggedSentence], limit: int) -> dict[str, list[int]]:
+    words = list(dict.fromkeys(word for sentence in sentences for word in sentence.words))
+    batches = (words[start : start + _WORDS] for start in range(0, len(words), _WORDS))
+    encoded = (pair for batch in batches for pair in zip(batch, tokenizer.encode_words(batch), strict=True))
+    return {word: ids[:limit] for word, ids in encoded}
+
+
+def _parts(words: Sequence[tuple[int, int]], ends: np.ndarray, room: int) -> Iterator[tuple[int, int]]:
+    """Yields [start, end) of the words that are predicted in a window of their own: a sentence, or a part of it.
+
+    The parts of one that is longer than a window have half a window of pieces, so that a quarter is on either side.
+    """
+    start = 0
+    for _, group in groupby(words, key=lambda pair: pair[0]):
+        last = start + len(list(group))
+        limit = room if ends[last] - ends[start] <= room else room // 2
+        for word in range(start + 1, last):
+            if ends[word + 1] - ends[start] > limit:
+                yield start, word
+                start = word
+        yield start, last
+        start = last
+
+
+def _widen(ends: np.ndarray, start: int, end: int, room: int) -> tuple[int, int]:
+    """Returns the words of the window around words [start, end): equal context on both sides, where available."""
+    spare = room - (ends[end] - ends[start])
+    low = np.searchsorted(ends, ends[start] - spare // 2)  # complete words: the first one that begins inside
+    high = np.searchsorted(ends, ends[low] + room, side="right") - 1
+    low = np.searchsorted(ends, ends[high] - room)  # space left after the words goes before them
+    return int(low), int(high)
 
 
 # --- Entities ---------------------------------------------------------------------------------------------------------
@@ -368,13 +401,11 @@ def entity_scores(
       gold: the tags of each sentence, in IOB1, BIO or BIOES.
       predicted: the same number of tags and sentences.
     """
-    counts: dict[str, list[int]] = {}
+    counts = [Counter[str](), Counter[str](), Counter[str]()]  # gold, predicted, correct
     for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
-        if len(gold_tags) != len(predicted_tags):
-            raise ValueError(f"expected {len(gold_tags)} tags, one per word, got {len(predicted_tags)}")
-        gold_spans, predicted_spans = set(entity_spans(gold_tags)), set(entity_spans(predicted_tags))
-        for index, spans in enumerate((gold_spans, predicted_spans, gold_spans & predicted_spans)):
-            for kind, _, _ in spans:
-                counts.setdefault(kind, [0, 0, 0])[index] += 1
-    totals = [sum(column) for column in zip(*counts.values(), strict=True)] or [0, 0, 0]
-    return EntityScore(*totals), {kind: EntityScore(*counts[kind]) for kind in sorted(counts)}
+        spans = set(entity_spans(gold_tags)), set(entity_spans(predicted_tags))
+        for counter, some in zip(counts, (*spans, spans[0] & spans[1]), strict=True):
+            counter.update(kind for kind, _, _ in some)
+    kinds = sorted(counts[0] | counts[1])
+    by_type = {kind: EntityScore(*(counter[kind] for counter in counts)) for kind in kinds}
+    return EntityScore(*(counter.total() for counter in counts)), by_type

@@ -1,5 +1,32 @@
-"""SQuAD 1.1 and 2.0: predicts the start and the end of the answer, in windows of its paragraph."""
+"""SQuAD 1.1 and 2.0: predicts the start and the end of the answer, in windows of its paragraph.
 
+A window is [CLS] question [SEP] a part of the paragraph [SEP].
+
+A paragraph that is too long for one sequence is split into windows with a stride of `doc_stride` tokens, as in
+`convert_examples_to_features` of google-research/bert's `run_squad.py`. There are two differences:
+
+  labels  The reference takes the whitespace-separated words that overlap the answer, and searches their tokens for
+          those of the answer tokenized alone; if not found, it labels the complete words. Here every token has its
+          character offsets, and the label is the tokens that overlap the answer: the same tokens wherever the reference
+          finds them at the answer's own position, and never more.
+  empty   A paragraph without a token has one window here, and none in the reference.
+
+Like `write_predictions` of google-research/bert's `run_squad.py`, this combines the best starts with the best ends of a
+window and lists the best spans of all windows of a question. Intended differences:
+
+  text       An answer is a substring of the paragraph, from the first character of its first token to the last of its
+             last. The reference maps tokens back to words by comparing letters. If lengths differ, because lowercasing
+             or removed characters changed them, it returns complete words with their punctuation.
+  selection  The n_best starts and ends are the best of the paragraph's tokens. The reference takes the best of all
+             positions and then drops those in the question, special tokens and padding, so that the amount of padding
+             could change an answer. Every candidate of the reference is a candidate here.
+  no answer  If no start matches any end, all tokens of the paragraph are tried, so that any paragraph with a token has
+             an answer. The reference returns "empty" (1.1) or crashes (2.0). A paragraph without a token has the answer
+             "" and null odds of 0, for any threshold.
+"""
+
+import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -8,16 +35,265 @@ import numpy as np
 from etils import epath
 
 from bert_jax.config_keys import FinetuneConfig
-from bert_jax.errors import InputError
+from bert_jax.errors import BertJaxError, InputError
+from bert_jax.files import atomic
 from bert_jax.finetuning.batches import EncodedExamples
-from bert_jax.finetuning.rows import BadRows
-from bert_jax.finetuning.task import Labels, Outputs, Split, Task
-from bert_jax.finetuning.tasks.squad_files import Question, read_questions
-from bert_jax.finetuning.tasks.squad_metrics import best_thresholds, score_v1, score_v2
-from bert_jax.finetuning.tasks.squad_spans import Answers, answer_questions, build_windows, write_answers
+from bert_jax.finetuning.task import BadRows, Labels, Outputs, Split, Task
+from bert_jax.finetuning.tasks.squad_files import Question, best_thresholds, read_questions, score_v1, score_v2
+from bert_jax.text.sequences import EncodedSequence
 from bert_jax.text.tokenizer import Tokenizer
 
+_TEXTS_AT_ONCE = 1024  # bounds memory: the tokenizer's encoding of a text is many times larger than what is kept
 _ROUNDING = 1e-4  # of logits
+
+
+# --- Windows ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """A question and C tokens of its paragraph: tokens `first_length` to `first_length` + C - 1 of the sequence.
+
+    Attributes:
+      question: the index of the question.
+      sequence: the encoder's input.
+      offsets: [C, 2] int32; token i is `context[offsets[i, 0] : offsets[i, 1]]`, in characters.
+      max_context: [C] bool; True if this window has the maximum context for the token among the question's windows.
+      start, end: positions in the sequence of the first and the last token of the question's first answer, from 0 at
+        [CLS]; both 0 if there is no answer or it is not completely in the window.
+    """
+
+    question: int
+    sequence: EncodedSequence
+    offsets: np.ndarray
+    max_context: np.ndarray
+    start: int
+    end: int
+
+
+def build_windows(
+    questions: Sequence[Question], tokenizer: Tokenizer, *, max_seq_len: int = 384, doc_stride: int = 128,
+    max_query_length: int = 64,
+) -> list[Window]:  # fmt: skip
+    """Builds the windows of all questions: in the order of the questions, from the paragraph's start to its end.
+
+    Args:
+      questions: each has at least one window.
+      tokenizer: tokenizes questions and paragraphs; each distinct paragraph once.
+      max_seq_len: maximum tokens of a sequence, special tokens included; sequences are not padded.
+      doc_stride: tokens from the start of a window to the start of the next.
+      max_query_length: maximum tokens of a question; longer ones are truncated at the end.
+
+    Raises:
+      InputError: `max_seq_len` leaves no space for the paragraph.
+    """
+    if max_seq_len < max_query_length + 4:
+        raise InputError(
+            f"max_seq_len={max_seq_len}: too short for a question of max_query_length={max_query_length} tokens, three "
+            f"special tokens and one paragraph token; expected at least {max_query_length + 4}"
+        )
+    distinct = list(dict.fromkeys(question.context for question in questions))
+    contexts: dict[str, tuple[list[int], np.ndarray]] = {}
+    for first in range(0, len(distinct), _TEXTS_AT_ONCE):
+        batch = distinct[first : first + _TEXTS_AT_ONCE]
+        contexts.update(zip(batch, tokenizer.encode_batch_with_offsets(batch), strict=True))
+    queries = tokenizer.encode_batch([question.question for question in questions])
+    windows: list[Window] = []
+    for index, (question, query) in enumerate(zip(questions, queries, strict=True)):
+        ids, offsets = contexts[question.context]
+        head = (tokenizer.cls_id, *query[:max_query_length], tokenizer.sep_id)
+        spans = window_spans(len(ids), max_seq_len - len(head) - 1, doc_stride)
+        answer = None
+        if question.answers and not question.is_impossible and (begin := question.answers[0].start) is not None:
+            answer = answer_tokens(offsets, begin, begin + len(question.answers[0].text))
+        for (begin, end), max_context in zip(spans, max_context_masks(spans), strict=True):
+            start = last = 0
+            if answer is not None and begin <= answer[0] and answer[1] < end:
+                start, last = (token - begin + len(head) for token in answer)
+            sequence = EncodedSequence((*head, *ids[begin:end], tokenizer.sep_id), len(head))
+            windows.append(Window(index, sequence, offsets[begin:end], max_context, start, last))
+    return windows
+
+
+def window_spans(length: int, capacity: int, stride: int) -> list[tuple[int, int]]:
+    """Returns [begin, end) of the windows over `length` tokens, of at most `capacity` tokens each."""
+    spans = [(0, min(length, capacity))]
+    while spans[-1][1] < length:
+        begin = spans[-1][0] + min(capacity, stride)
+        spans.append((begin, min(length, begin + capacity)))
+    return spans
+
+
+def max_context_masks(spans: Sequence[tuple[int, int]]) -> list[np.ndarray]:
+    """Returns for each window [C] bool: True for the tokens that have their maximum context in it.
+
+    The score is min(tokens of the window to the left, to the right) + 0.01 * tokens of the window; the first window
+    wins a tie. This is `_check_is_max_context` of the reference.
+    """
+    if len(spans) == 1:
+        return [np.ones(spans[0][1], bool)]
+    scores = np.full((len(spans), spans[-1][1]), -np.inf)
+    for row, (begin, end) in zip(scores, spans, strict=True):
+        from_left = np.arange(end - begin)
+        row[begin:end] = np.minimum(from_left, from_left[::-1]) + 0.01 * (end - begin)
+    best = scores.argmax(0)
+    return [best[begin:end] == number for number, (begin, end) in enumerate(spans)]
+
+
+def answer_tokens(offsets: np.ndarray, begin: int, end: int) -> tuple[int, int] | None:
+    """Returns the first and last token that overlap the characters [begin, end); None if there are none.
+
+    Args:
+      offsets: [n, 2] of the complete paragraph; both columns are non-decreasing.
+      begin, end: in characters of the paragraph.
+    """
+    first = int(np.searchsorted(offsets[:, 1], begin, side="right"))
+    last = int(np.searchsorted(offsets[:, 0], end, side="left")) - 1
+    return (first, last) if first <= last else None
+
+
+# --- Answers ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A model's answers.
+
+    Attributes:
+      best: by question id, the best non-empty answer; "" only if the paragraph has no token.
+      null_odds: by question id, the score of "no answer" minus that of the best answer, in logits; empty for SQuAD 1.1.
+      nbest: by question id, the best answers in descending order; for 2.0 "", which is no answer, is always among them.
+        Each has `text`, `probability` (the softmax over the list of the sum of both logits), `start_logit` and
+        `end_logit` (of its first and last token, or of [CLS]).
+    """
+
+    best: dict[str, str]
+    null_odds: dict[str, float]
+    nbest: dict[str, list[dict[str, Any]]]
+
+    def predictions(self, null_threshold: float = 0.0) -> dict[str, str]:
+        """Returns the predicted text by question id: "" if the null odds are greater than `null_threshold`.
+
+        Tune a threshold on `best` and `null_odds` (`best_thresholds`), not on these predictions.
+        """
+        return {
+            key: "" if self.null_odds.get(key, -np.inf) > null_threshold else text for key, text in self.best.items()
+        }
+
+
+def answer_questions(
+    questions: Sequence[Question], windows: Sequence[Window], start_logits: Sequence[np.ndarray],
+    end_logits: Sequence[np.ndarray], *, n_best: int = 20, max_answer_length: int = 30, version_2: bool = False,
+) -> Answers:  # fmt: skip
+    """Returns the answers to all questions.
+
+    Args:
+      questions: the questions that `windows` were built from.
+      windows: in any order; at least one per question.
+      start_logits, end_logits: for each window [T], T at least its length; logits past that (padding) are ignored.
+      n_best: number of starts and ends combined per window, and of answers in a list.
+      max_answer_length: in tokens.
+      version_2: allow "no answer". Its score is the minimum of start[0] + end[0] over the question's windows.
+
+    Raises BertJaxError for logits that are not finite.
+    """
+    windows_of: dict[int, list[_WindowLogits]] = defaultdict(list)
+    for window, start, end in zip(windows, start_logits, end_logits, strict=True):
+        length = len(window.sequence.input_ids)
+        logits = np.array([start[:length], end[:length]], np.float64)  # like the sums of the reference
+        if not np.isfinite(logits).all():
+            raise BertJaxError(f"question {questions[window.question].id}: logits are not finite")
+        windows_of[window.question].append((window, logits))
+    result = Answers({}, {}, {})
+    for index, question in enumerate(questions):
+        own = windows_of[index]
+        spans = _ranked(own, n_best, max_answer_length).tolist()
+        null = min(([0, 0, *logits[:, 0].tolist()] for _, logits in own), key=_score) if version_2 else None
+        result.nbest[question.id] = _listed(question.context, spans, null, n_best)
+        result.best[question.id] = _text(question.context, spans[0]) if spans else ""
+        if null is not None:
+            result.null_odds[question.id] = _score(null) - _score(spans[0] if spans else null)
+    return result
+
+
+_WindowLogits = tuple[Window, np.ndarray]  # fp64 [2, T]: logits of starts and of ends
+_Span = Sequence[float]  # the first character, one past the last, and the logits of start and end
+
+
+def _score(span: _Span) -> float:
+    return span[2] + span[3]
+
+
+def _text(context: str, span: _Span) -> str:
+    return context[int(span[0]) : int(span[1])]
+
+
+def _ranked(own: Sequence[_WindowLogits], n_best: int, max_answer_length: int) -> np.ndarray:
+    """Returns the candidates of a question's windows in descending order; ties go to the first window.
+
+    They are fp64 [K, 4], a `_Span` each. Empty only if the paragraph has no token: any token is an answer in the window
+    with its maximum context.
+    """
+    for count in (n_best, max(len(window.offsets) for window, _ in own)):
+        spans = np.concatenate([_candidates(window, logits, count, max_answer_length) for window, logits in own])
+        if len(spans):
+            break
+    result: np.ndarray = spans[np.argsort(-(spans[:, 2] + spans[:, 3]), kind="stable")]
+    return result
+
+
+def _candidates(window: Window, logits: np.ndarray, count: int, max_answer_length: int) -> np.ndarray:
+    """Returns the valid spans of the `count` best starts and ends, ordered by rank of start, then of end."""
+    head = window.sequence.first_length
+    start_logits, end_logits = logits[:, head : head + len(window.offsets)]
+    starts = np.argsort(-start_logits, kind="stable")[:count]
+    starts = starts[window.max_context[starts]]
+    ends = np.argsort(-end_logits, kind="stable")[:count]
+    extra = ends - starts[:, None]  # tokens after the first one
+    has_text = window.offsets[ends, 1] > window.offsets[starts, 0][:, None]  # "▁" of SentencePiece has none
+    row, column = np.nonzero((extra >= 0) & (extra < max_answer_length) & has_text)
+    first, last = starts[row], ends[column]
+    return np.stack([window.offsets[first, 0], window.offsets[last, 1], start_logits[first], end_logits[last]], axis=1)
+
+
+def _listed(context: str, spans: Sequence[_Span], null: _Span | None, n_best: int) -> list[dict[str, Any]]:
+    """Returns the `n_best` best distinct texts; with `null` also "", by its score among them or at the end."""
+    listed: dict[str, _Span] = {}
+    for span in spans:
+        if null is not None and _score(null) > _score(span):
+            listed.setdefault("", null)
+        if len(listed) >= n_best:
+            break
+        listed.setdefault(_text(context, span), span)
+    if null is not None or not listed:
+        listed.setdefault("", null or (0, 0, 0.0, 0.0))
+    scores = np.array([*map(_score, listed.values())])
+    exponentials = np.exp(scores - scores.max())
+    return [
+        {"text": text, "probability": float(share), "start_logit": span[2], "end_logit": span[3]}
+        for (text, span), share in zip(listed.items(), exponentials / exponentials.sum(), strict=True)
+    ]
+
+
+def write_answers(folder: epath.Path, answers: Answers, null_threshold: float = 0.0) -> None:
+    """Writes `predictions.json` ({id: text}, what the official scripts score) and `nbest_predictions.json`.
+
+    For SQuAD 2.0 also `null_odds.json` ({id: odds}). Names and formats are the reference's.
+
+    Args:
+      folder: created if missing.
+      answers: the answers to write.
+      null_threshold: null odds above which the prediction is "".
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {"predictions": answers.predictions(null_threshold), "nbest_predictions": answers.nbest}
+    if answers.null_odds:
+        files["null_odds"] = answers.null_odds
+    for name, content in files.items():
+        atomic.write_whole(folder / f"{name}.json", (json.dumps(content, indent=4) + "\n").encode())
+
+
+# --- Task -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +370,7 @@ class SquadTask(Task):
         if not all(isinstance(pair, str) for pair in pairs):
             raise InputError("pair: expected a paragraph as the pair of each question")
         both = zip(texts, pairs, strict=True)
-        return [Question(str(number), "", text, pair, ()) for number, (text, pair) in enumerate(both)]
+        return [Question(str(number), text, pair, ()) for number, (text, pair) in enumerate(both)]
 
     def is_labelled(self, example: Question) -> bool:
         return bool(example.answers) or (self.version_2 and example.is_impossible)
@@ -124,7 +400,7 @@ class SquadTask(Task):
         """Returns the null odds above which there is no answer: the record's, or the best for F1 of labelled data."""
         if not self.version_2 or self.null_threshold is not None or not split.is_labelled:
             return self.null_threshold or 0.0
-        return best_thresholds(split.examples, answers.best, answers.null_odds)["f1"].threshold
+        return best_thresholds(split.examples, answers.best, answers.null_odds)["f1"][1]
 
     def score(self, split: Split, outputs: Outputs) -> dict[str, float]:
         answers = self._answers(split, outputs)
@@ -145,7 +421,7 @@ class SquadTask(Task):
         answers = self._answers(split, outputs)
         rows = []
         for key, text in answers.predictions(self._threshold(split, answers)).items():
-            probabilities = {candidate.text: candidate.probability for candidate in answers.nbest[key]}
+            probabilities = {candidate["text"]: candidate["probability"] for candidate in answers.nbest[key]}
             odds = {"null_odds": answers.null_odds[key]} if self.version_2 else {}
             rows.append({"id": key, "prediction": text, "probability": probabilities.get(text), **odds})
         return rows

@@ -1,4 +1,4 @@
-"""SQuAD 1.1 and 2.0 files: questions about paragraphs, with reference answers.
+"""SQuAD 1.1 and 2.0: their files, and exact match and F1 as in evaluate-v1.1.py and evaluate-v2.0.py.
 
 The format is that of rajpurkar.github.io/SQuAD-explorer: {"data": [{"title", "paragraphs": [{"context", "qas": [{"id",
 "question", "answers": [{"text", "answer_start"}], "is_impossible"}]}]}]}. `is_impossible` is only in 2.0;
@@ -8,25 +8,25 @@ For training, a question whose answer does not occur in its paragraph is skipped
 google-research/bert. There are two differences. The reference also skips a question whose answer occurs in the
 paragraph but not at its `answer_start`; here the nearest occurrence is used. The reference fails at a question with
 several answers, as in the dev files; here the first one is the training target.
+
+Scores are percentages. Texts are normalized first: lowercased, without ASCII punctuation and the words a, an and the,
+with single spaces. The best score over the reference answers counts. F1 compares the words of two texts as multisets.
 """
 
-import codecs
 import json
-import logging
 import re
-from collections.abc import Iterator
+import string
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.files.text_files import Utf8
-from bert_jax.finetuning.rows import BadRows
+from bert_jax.finetuning.task import BadRows
 
-log = logging.getLogger(__name__)
-
-_EXCERPT = 60  # maximum characters of a text in a message
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,6 @@ class Question:
 
     Attributes:
       id: unique in its file.
-      title: the article's title; empty if the file has none.
       question: the question's text.
       context: the paragraph, as in the file. Questions about one paragraph share the string.
       answers: reference answers; empty if there is no answer, or the file has none.
@@ -57,45 +56,66 @@ class Question:
     """
 
     id: str
-    title: str
     question: str
     context: str
     answers: tuple[Answer, ...]
     is_impossible: bool = False
 
 
-def read_questions(path: str | PathLike[str], bad_rows: BadRows, *, training: bool) -> list[Question]:
+def read_questions(path: str, bad_rows: BadRows, *, training: bool) -> list[Question]:
     """Reads the questions of a file, in its order.
 
     Args:
       path: JSON in the format of SQuAD 1.1 or 2.0.
-      bad_rows: collects skipped entries: without id, question or context, or with a duplicate id. In training also a
-        question without an answer that is not marked impossible, one with an answer that is, and one whose first
-        answer does not occur in the context. Kind and amount of whitespace are ignored.
+      bad_rows: collects skipped questions: with a missing, invalid or duplicate key. In training also one without an
+        answer that is not marked impossible, one with an answer that is, and one whose first answer does not occur in
+        the context. Kind and amount of whitespace are ignored.
       training: False skips no question because of its answers, so that the score covers all questions.
 
     Raises:
-      InputError: file not found, not JSON, not in SQuAD's format, or no usable question; with a strict `bad_rows` also
-        for a skipped entry.
+      InputError: file not found, not in SQuAD's format, or no usable question; with a strict `bad_rows` also for a
+        skipped question.
     """
+    try:
+        paragraphs = [
+            paragraph
+            for article in json.loads(atomic.read_whole(remote.parse_path(path)))["data"]
+            for paragraph in article["paragraphs"]
+        ]
+        entries = [(paragraph["context"], entry) for paragraph in paragraphs for entry in paragraph["qas"]]
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror or error}); expected a SQuAD file") from error
+    except (ValueError, RecursionError, LookupError, TypeError) as error:
+        raise InputError(f"{path}: {error!r:.200}; expected the JSON of SQuAD 1.1 or 2.0, in UTF-8") from error
     questions: dict[str, Question] = {}
-    moved = 0
-    for where, article, paragraph, entry in _entries(path, bad_rows):
+    for number, (context, entry) in enumerate(entries, start=1):
+        name = f" ({entry['id']})" if isinstance(entry, dict) and entry.get("id") else ""
         try:
-            question, is_moved = _question(article, paragraph, entry, training)
+            question = _question(context, entry, training)
             if question.id in questions:
                 raise ValueError("duplicate id")
-        except ValueError as problem:
-            bad_rows.add(path, where, problem)
-            continue
-        questions[question.id] = question
-        moved += is_moved
-    if moved:
-        log.warning(
-            "%s: %d questions have an answer not at its answer_start; using the nearest occurrence", path, moved
-        )
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            problem = error if isinstance(error, ValueError) else ValueError(f"missing or invalid key: {error}")
+            bad_rows.add(path, f"question {number}{name}", problem)
+        else:
+            questions[question.id] = question
     bad_rows.check_usable(path, [*questions], "a question in the format of SQuAD 1.1 or 2.0")
     return list(questions.values())
+
+
+def _question(context: str, entry: Mapping[str, Any], training: bool) -> Question:
+    """Returns the question of an entry. Raises ValueError, LookupError, TypeError or AttributeError if it is bad."""
+    given = [(answer["text"], int(answer["answer_start"])) for answer in entry.get("answers", ())]
+    is_impossible = entry.get("is_impossible") is True
+    if not entry["id"] or not entry["question"]:
+        raise ValueError('"id" and "question" must not be empty')
+    "".join((entry["id"], entry["question"], context, *(text for text, _ in given))).encode()  # all are text
+    if training and is_impossible == bool(given):
+        raise ValueError(f"is_impossible={str(is_impossible).lower()}, but it has {len(given)} answers")
+    answers = tuple(locate(text, start, context) or Answer(text, None) for text, start in given)
+    if training and answers and answers[0].start is None:
+        raise ValueError(f"answer {answers[0].text!r:.60} not found in the context")
+    return Question(entry["id"], entry["question"], context, answers, is_impossible)
 
 
 def locate(text: str, start: int, context: str) -> Answer | None:
@@ -115,71 +135,117 @@ def locate(text: str, start: int, context: str) -> Answer | None:
     return Answer(nearest[1], nearest.start()) if nearest else None
 
 
-def _field(value: Any, key: str, kind: type, default: Any = None) -> Any:
-    """Returns a value of a JSON object. Raises ValueError for another type than `kind`, and for text that is none."""
-    found: Any = value.get(key, default) if isinstance(value, dict) else None
-    if type(found) is not kind:
-        raise ValueError(f'"{key}" must be a {kind.__name__}, got {found!r:.{_EXCERPT}}')
-    if isinstance(found, str):
-        found.encode()  # UnicodeEncodeError, a ValueError, for half a surrogate pair
-    return found
+# --- Scores -----------------------------------------------------------------------------------------------------------
 
 
-def _entries(path: str | PathLike[str], bad_rows: BadRows) -> Iterator[tuple[str, Any, Any, Any]]:
-    """Yields position, article, paragraph and entry of all questions; positions are numbered from 1."""
-    try:
-        content = atomic.read_whole(remote.parse_path(path)).removeprefix(codecs.BOM_UTF8)
-        data = _field(json.loads(Utf8().decode(content)), "data", list)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror or error}); expected a SQuAD file") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: {error}; expected the JSON of SQuAD 1.1 or 2.0, in UTF-8") from error
-    for article_number, article in enumerate(data, start=1):
-        where = f"article {article_number}"
-        try:
-            title = article.get("title") if isinstance(article, dict) else None
-            where += f" ({title!s:.{_EXCERPT}})" if title else ""
-            for number, paragraph in enumerate(_field(article, "paragraphs", list), start=1):
-                in_article = f"{where}, paragraph {number}"
-                try:
-                    yield from _in_paragraph(in_article, article, paragraph)
-                except ValueError as problem:
-                    bad_rows.add(path, in_article, problem)
-        except ValueError as problem:
-            bad_rows.add(path, where, problem)
+def normalize_answer(text: str) -> str:
+    """Returns the normalized text."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def _in_paragraph(where: str, article: Any, paragraph: Any) -> Iterator[tuple[str, Any, Any, Any]]:
-    entries = _field(paragraph, "qas", list)
-    try:
-        _field(paragraph, "context", str)
-    except ValueError as problem:
-        raise ValueError(f"{problem}; skipping its {len(entries)} questions") from problem
-    for number, entry in enumerate(entries, start=1):
-        name = f" ({entry['id']})" if isinstance(entry, dict) and entry.get("id") else ""
-        yield f"{where}, question {number}{name}", article, paragraph, entry
+def exact_match(prediction: str, answer: str) -> float:
+    """Returns 1.0 if the normalized texts are equal, else 0.0."""
+    return float(normalize_answer(prediction) == normalize_answer(answer))
 
 
-def _question(article: Any, paragraph: Any, entry: Any, training: bool) -> tuple[Question, bool]:
-    """Returns the question, and True if one of its answers is not at its `answer_start`. ValueError if it is bad."""
-    identity, asked = _field(entry, "id", str), _field(entry, "question", str)
-    if not (identity and asked):
-        raise ValueError('"id" and "question" must not be empty')
-    is_impossible = _field(entry, "is_impossible", bool, False)
-    context = paragraph["context"]
-    listed: list[Any] = _field(entry, "answers", list, [])
-    given = [(_field(answer, "text", str), _field(answer, "answer_start", int)) for answer in listed]
-    if training and is_impossible == bool(given):
-        raise ValueError(f"is_impossible={str(is_impossible).lower()}, but it has {len(given)} answers")
-    answers, moved = [], False
-    for index, (text, start) in enumerate(given):
-        answer = locate(text, start, context)
-        if answer is None and training and index == 0:
-            raise ValueError(f"answer {text!r:.{_EXCERPT}} not found in the context")
-        moved |= answer is not None and answer.start != start + len(text) - len(text.lstrip())
-        answers.append(answer or Answer(text, None))
-    title = article.get("title")
-    return (
-        Question(identity, title if isinstance(title, str) else "", asked, context, tuple(answers), is_impossible),
-        moved,
-    )
+def f1(prediction: str, answer: str, *, empty_is_equal: bool = True) -> float:
+    """Returns the F1, 0.0 to 1.0, of the prediction's words against the answer's.
+
+    Args:
+      prediction, answer: any texts.
+      empty_is_equal: two texts without a word score 1.0, as in the script of 2.0; in that of 1.1 they score 0.0.
+    """
+    predicted, given = normalize_answer(prediction).split(), normalize_answer(answer).split()
+    if empty_is_equal and not (predicted and given):
+        return float(predicted == given)
+    same = (Counter(predicted) & Counter(given)).total()
+    if not same:
+        return 0.0
+    precision, recall = same / len(predicted), same / len(given)
+    return 2 * precision * recall / (precision + recall)
+
+
+def score_v1(questions: Sequence[Question], predictions: Mapping[str, str]) -> dict[str, float]:
+    """Returns `exact_match` and `f1` of SQuAD 1.1, in percent, averaged over all questions.
+
+    Each question has a reference answer and, by its id, a prediction.
+    """
+    exact = total_f1 = 0.0
+    for question in questions:
+        prediction, answers = predictions[question.id], [answer.text for answer in question.answers]
+        exact += max(exact_match(prediction, answer) for answer in answers)
+        total_f1 += max(f1(prediction, answer, empty_is_equal=False) for answer in answers)
+    return {"exact_match": 100.0 * exact / len(questions), "f1": 100.0 * total_f1 / len(questions)}
+
+
+def score_v2(
+    questions: Sequence[Question], predictions: Mapping[str, str], null_odds: Mapping[str, float], null_threshold: float
+) -> dict[str, float]:
+    """Returns the official metrics of SQuAD 2.0 by their official names: percentages, and numbers of questions.
+
+    Keys: `exact`, `f1` and `total`; the same with the prefixes `HasAns_` and `NoAns_` for questions with and without an
+    answer, if any; `best_exact`, `best_exact_thresh`, `best_f1` and `best_f1_thresh`. A question has an answer if its
+    file gives one, regardless of `is_impossible`.
+
+    Args:
+      questions: the questions to score.
+      predictions: by question id; "" is "no answer".
+      null_odds: by question id, higher if an answer is less likely; the script's `--na-prob-file`.
+      null_threshold: null odds above which any prediction counts as ""; the script's `--na-prob-thresh`.
+    """
+    exact, f1s = _scores(questions, predictions)
+    for question in questions:
+        if null_odds[question.id] > null_threshold:
+            exact[question.id] = f1s[question.id] = float(not question.answers)
+    parts = {
+        "": [question.id for question in questions],
+        "HasAns_": [question.id for question in questions if question.answers],
+        "NoAns_": [question.id for question in questions if not question.answers],
+    }
+    result: dict[str, float] = {}
+    for prefix, ids in parts.items():
+        if ids:
+            result[f"{prefix}exact"] = 100.0 * sum(exact[key] for key in ids) / len(ids)
+            result[f"{prefix}f1"] = 100.0 * sum(f1s[key] for key in ids) / len(ids)
+            result[f"{prefix}total"] = len(ids)
+    for name, best in best_thresholds(questions, predictions, null_odds).items():
+        result[f"best_{name}"], result[f"best_{name}_thresh"] = best
+    return result
+
+
+def best_thresholds(
+    questions: Sequence[Question], predictions: Mapping[str, str], null_odds: Mapping[str, float]
+) -> dict[str, tuple[float, float]]:
+    """Returns the best `exact` and `f1`, in percent, each with its threshold on the null odds: the script's search.
+
+    Args:
+      questions: the questions to tune on.
+      predictions: by question id, the best non-empty answer (`Answers.best`). Predictions that a threshold has already
+        set to "" hide the effect of a higher threshold.
+      null_odds: by question id; null odds greater than the threshold mean "no answer".
+    """
+    exact, f1s = _scores(questions, predictions)
+    has_answer = {question.id: bool(question.answers) for question in questions}
+    result = {}
+    for name, scores in (("exact", exact), ("f1", f1s)):
+        # Start below all null odds, where every prediction is "no answer", and raise the threshold.
+        score = best = float(len(has_answer) - sum(has_answer.values()))
+        threshold = 0.0
+        for key in sorted(has_answer, key=null_odds.__getitem__):
+            score += scores[key] if has_answer[key] else -float(predictions[key] != "")
+            if score > best:
+                best, threshold = score, null_odds[key]
+        result[name] = 100.0 * best / len(scores), threshold
+    return result
+
+
+def _scores(questions: Sequence[Question], predictions: Mapping[str, str]) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns exact match and F1 of each question, by id, 0.0 to 1.0."""
+    exact, f1s = {}, {}
+    for question in questions:
+        # An answer such as "the" is empty after normalization; then "no answer" is correct.
+        answers = [answer.text for answer in question.answers if normalize_answer(answer.text)] or [""]
+        prediction = predictions[question.id]
+        exact[question.id] = max(exact_match(prediction, answer) for answer in answers)
+        f1s[question.id] = max(f1(prediction, answer) for answer in answers)
+    return exact, f1s

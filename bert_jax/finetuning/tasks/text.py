@@ -1,23 +1,43 @@
-"""Classification and regression of one or two texts: rows of CSV, TSV, JSON lines, Parquet or Arrow with a label."""
+"""Classification and regression of one or two texts: the user's own, and the nine tasks of GLUE.
+
+The user's own are rows of CSV, TSV, JSON lines, Parquet or Arrow with a label.
+
+GLUE's files are those of the benchmark's own download (https://gluebenchmark.com/tasks): tab-separated, UTF-8, without
+quoting, with a header line except in CoLA's train and dev. A test file has the columns of the others without the label,
+and an `index` before them (QQP: an `id`). Columns are found by name.
+"""
 
 import dataclasses
 import json
 import logging
 import math
+import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
+from etils import epath
 
 from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files.text_files import named_format
-from bert_jax.finetuning import metrics
 from bert_jax.finetuning.batches import EncodedExamples
-from bert_jax.finetuning.rows import MISSING_LABEL, UNKNOWN_LABEL, BadLabel, BadRows, Row, read_rows, row_id, text_in
-from bert_jax.finetuning.task import Labels, Outputs, Split, Task, softmax
+from bert_jax.finetuning.results import compute_metrics
+from bert_jax.finetuning.task import (
+    BadLabel,
+    BadRows,
+    Labels,
+    Outputs,
+    Split,
+    Task,
+    read_rows,
+    row_id,
+    softmax,
+    text_in,
+    write_lines,
+)
 from bert_jax.text.sequences import encode_pairs
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -29,9 +49,11 @@ TEXT_FIELDS = (
 )  # fmt: skip
 """Default names of the text columns: the first of these that a file has."""
 
+SCORE_RANGE = (0.0, 5.0)
+"""The range of STS-B's scores, to which submissions are clipped."""
+
 _LISTED = 20  # maximum names in a message
 _GREATEST = float(np.finfo(np.float32).max)
-_WHOLE = re.compile(r"(-?\d+)(\.0)?")
 
 
 @dataclass(frozen=True)
@@ -53,7 +75,6 @@ class TextTask(Task):
       texts: names of one or two text columns; those of the training file. If empty, the first of TEXT_FIELDS.
       label: the column of the label.
       id: the column of the row's id, if there is one; see `row_id`.
-      positive_label: of two classes, the one that `f1` is of; "" is the last.
     """
 
     test_labels: ClassVar[Labels] = "ignored"
@@ -64,7 +85,6 @@ class TextTask(Task):
     texts: tuple[str, ...] = ()
     label: str = "label"
     id: str = "id"
-    positive_label: str = ""
 
     @classmethod
     def from_config(cls, config: FinetuneConfig) -> Self:
@@ -74,7 +94,6 @@ class TextTask(Task):
         return cls(
             kind="regress" if task.regression else "classify", max_seq_len=task.max_seq_len,
             texts=tuple(name for name in (task.text, task.text_pair) if name), label=task.label,
-            positive_label=task.positive_label,
         )  # fmt: skip
 
     @property
@@ -92,9 +111,7 @@ class TextTask(Task):
 
     @property
     def positive(self) -> str | None:
-        if len(self.classes) != 2:
-            return None
-        return self.positive_label if self.positive_label in self.classes else self.classes[-1]
+        return self.classes[-1] if len(self.classes) == 2 else None
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -106,7 +123,15 @@ class TextTask(Task):
 
     def read_training(self, path: str, bad_rows: BadRows) -> tuple[Self, list[TextExample]]:
         texts, examples = self._read(path, bad_rows, "train", "required", ())
-        return dataclasses.replace(self, texts=texts)._with_classes(path, examples), examples
+        task = dataclasses.replace(self, texts=texts)
+        if not self.regression and not self.classes:
+            classes = _sorted_classes({str(example.label) for example in examples})
+            if len(classes) < 2:
+                raise InputError(f"{path}: expected at least 2 different labels, all are {classes[0]!r}")
+            task = dataclasses.replace(task, classes=classes, main_metric="")
+        if task.positive is not None:
+            log.info("f1 is that of the label %r", task.positive)
+        return task, examples
 
     def read(
         self, path: str, bad_rows: BadRows, *, split: str = "", labels: Labels = "required",
@@ -130,9 +155,9 @@ class TextTask(Task):
             return {"text": example.text_a}
         return {"text_a": example.text_a, "text_b": example.text_b}
 
-    def rows_of(self, path: str, split: str, bad_rows: BadRows) -> Iterator[Row]:
-        """Yields the rows of a file."""
-        return read_rows(path, bad_rows)
+    def header_of(self, path: str, split: str) -> Sequence[str]:
+        """Returns the columns of a file without a header line; () for one with it."""
+        return ()
 
     def _read(
         self, path: str, bad_rows: BadRows, split: str, labels: Labels, columns: Sequence[str]
@@ -140,26 +165,20 @@ class TextTask(Task):
         """Returns the names of the text columns, and the examples."""
         if len(columns) > 2:
             raise InputError(f"{', '.join(columns)}: expected 1 or 2 text columns, got {len(columns)}")
-        given, is_table = tuple(columns) or self.texts, named_format(path) != "json"
-        names: tuple[str, ...] = ()
-        examples = []
-        for number, place, row in read_rows(path, bad_rows) if columns else self.rows_of(path, split, bad_rows):
+        names, examples = tuple(columns) or self.texts, []
+        for number, place, row in read_rows(path, bad_rows, () if columns else self.header_of(path, split)):
+            names = names or next((fields for fields in TEXT_FIELDS if all(name in row for name in fields)), ())
             if not names:
-                names = given or next((fields for fields in TEXT_FIELDS if all(name in row for name in fields)), ())
-                required = [*names, *([self.label] if labels == "required" else [])] if is_table else []
-                if missing := [name for name in required if name not in row]:
-                    raise InputError(f"{path}: missing column {missing[0]!r}; expected one of {_listed(row)}")
-                if not names:
-                    raise InputError(f"{path}: text columns not found among {_listed(row)}; name one or two")
+                raise InputError(f"{path}: text columns not found among {_listed(row)}; name one or two")
             try:
-                texts = [text_in(row, name, may_be_empty=self.reads_empty(labels)) for name in names]
+                first, *second = (text_in(row, name, may_be_empty=self.reads_empty(labels)) for name in names)
                 label = None if labels == "ignored" else self.label_in(row)
             except ValueError as error:
                 bad_rows.add(path, place, error)
                 continue
-            examples.append(TextExample(row_id(row, number, self.id), texts[0], texts[1] if texts[1:] else None, label))
+            examples.append(TextExample(row_id(row, number, self.id), first, second[0] if second else None, label))
         expected = [*(names or ("a text",)), *([self.label] if labels == "required" else [])]
-        bad_rows.check_usable(path, examples, " and ".join(expected))
+        bad_rows.check_usable(path, examples, f"the columns {' and '.join(expected)}")
         return names, examples
 
     def reads_empty(self, labels: Labels) -> bool:
@@ -171,47 +190,27 @@ class TextTask(Task):
         value = row.get(self.label)
         value = value.strip() if isinstance(value, str) else value
         if value is None or value == "" or value != value:  # NaN, which Parquet and Python's JSON have for none
-            raise BadLabel(f"missing label in {self.label!r}", MISSING_LABEL)
+            raise BadLabel(f"missing label in {self.label!r}")
         if not isinstance(value, str | int | float):
-            raise BadLabel(f"label must be a string or a number, got {type(value).__name__}", UNKNOWN_LABEL)
-        return self.parse_score(value) if self.regression else self.parse_class(value)
+            raise BadLabel(f"label must be a string or a number, got {type(value).__name__}")
+        return self._parse_score(value) if self.regression else self._parse_class(value)
 
-    def parse_class(self, value: str | float) -> str:
-        """Returns the class that is a label, or the same whole number: 1 and 1.0 are one class."""
-        label = value if isinstance(value, str) else json.dumps(value)
-        found = _same(label, self.classes)
-        if self.classes and found not in self.classes:
-            raise BadLabel(f"unknown label {label!r:.60}; expected one of {_listed(self.classes)}", UNKNOWN_LABEL)
-        return found
+    def _parse_class(self, value: str | float) -> str:
+        """Returns the class that is a label; 1 and 1.0 are one class."""
+        label = re.sub(r"^(-?\d+)\.0$", r"\1", value if isinstance(value, str) else json.dumps(value))
+        if self.classes and label not in self.classes:
+            raise BadLabel(f"unknown label {label!r:.60}; expected one of {_listed(self.classes)}")
+        return label
 
-    def parse_score(self, value: str | float) -> float:
+    def _parse_score(self, value: str | float) -> float:
         """Returns a finite number. Raises ValueError for any other label."""
         try:
             score = math.nan if isinstance(value, bool) else float(value)
         except (ValueError, OverflowError):  # a JSON number may have hundreds of digits
             score = math.nan
         if not abs(score) <= _GREATEST:
-            raise BadLabel(f"label {value!r:.60}: expected a finite number of float32", UNKNOWN_LABEL)
+            raise BadLabel(f"label {value!r:.60}: expected a finite number of float32")
         return score
-
-    def _with_classes(self, path: str, examples: Sequence[TextExample]) -> Self:
-        """Returns the task with the classes of its training examples. InputError for fewer than two."""
-        task = self
-        if not self.regression:
-            classes = _sorted_classes({str(example.label) for example in examples})
-            if len(classes) < 2:
-                raise InputError(f"{path}: expected at least 2 different labels, all are {classes[0]!r}")
-            if len(classes) > 2 and are_scores(classes):
-                log.warning(
-                    "The %d labels are numbers but treated as classes; task.regression=True predicts them", len(classes)
-                )
-            task = dataclasses.replace(self, classes=classes, main_metric="")
-        if (given := self.positive_label) and given != task.positive:
-            known = ", ".join(task.classes) or "numbers"
-            raise InputError(f"task.positive_label={given}: expected one of two labels, got {known} in task.train")
-        if task.positive is not None:
-            log.info("f1 is that of the label %r (task.positive_label)", task.positive)
-        return dataclasses.replace(task, positive_label=task.positive or "")
 
     def _check_pairs(self, where: str, count: int, fix: str) -> None:
         if self.texts and count != len(self.texts):
@@ -228,17 +227,12 @@ class TextTask(Task):
         if self.regression:
             return np.array([example.label for example in examples], np.float32)
         numbers = {name: number for number, name in enumerate(self.classes)}
-        return np.array([numbers[_same(str(example.label), numbers)] for example in examples], np.int32)
+        return np.array([numbers[str(example.label)] for example in examples], np.int32)
 
     def score(self, split: Split, outputs: Outputs) -> dict[str, float]:
-        positive = 1 if self.positive is None else self.classes.index(self.positive)
-        labels = self._labels(split.examples).tolist()
-        return metrics.compute(self.metrics, labels, self._predicted(outputs), positive=positive)
-
-    def _predicted(self, outputs: Outputs) -> np.ndarray:
-        """Converts the outputs of N examples to the most probable classes, int64 [N], or to scores, fp32 [N]."""
         stacked = np.stack(outputs)
-        return stacked[:, 0] if self.regression else stacked.argmax(axis=-1)
+        predicted = stacked[:, 0] if self.regression else stacked.argmax(axis=-1)
+        return compute_metrics(self.metrics, self._labels(split.examples).tolist(), predicted)
 
     def predictions(self, split: Split, outputs: Outputs) -> list[dict[str, Any]]:
         both = zip(split.examples, outputs, strict=True)
@@ -252,25 +246,8 @@ class TextTask(Task):
         return {"prediction": self.classes[int(outputs.argmax())], "probabilities": by_class}
 
 
-def are_scores(labels: Iterable[str]) -> bool:
-    """Returns True if labels are numbers and not all are integers."""
-    try:
-        numbers = [float(label) for label in labels]
-    except ValueError:
-        return False
-    return not all(number.is_integer() for number in numbers)
-
-
-def _same(label: str, classes: Collection[str]) -> str:
-    """Returns the class that is a label or the same whole number; the label without one."""
-    whole = None if label in classes else _WHOLE.fullmatch(label)
-    forms = (whole[1], f"{whole[1]}.0") if whole else ()
-    return next((form for form in forms if form in classes), label)
-
-
 def _sorted_classes(names: set[str]) -> tuple[str, ...]:
-    """Sorts class names, numerically if all are integers; 1 and 1.0 are one class."""
-    names = {name for name in names if not (name.endswith(".0") and _WHOLE.fullmatch(name) and name[:-2] in names)}
+    """Sorts class names, numerically if all are integers."""
     try:
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     except ValueError:
@@ -281,3 +258,113 @@ def _listed(names: Iterable[str]) -> str:
     """Joins names, quoted to show spaces, and truncates a long list."""
     shown = [repr(name) for name in names]
     return ", ".join(shown if len(shown) <= _LISTED else [*shown[:_LISTED], f"... {len(shown)} in total"])
+
+
+# --- GLUE -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """A task of the benchmark.
+
+    Attributes:
+      folder: its folder in the download, and the name of the leaderboard's file.
+      texts: one or two text columns.
+      label: the column of the label.
+      classes: label names in the files and on the leaderboard, by class number; empty for a regression.
+      metrics: keys of `results.METRICS`, that of BERT's paper first; the leaderboard's score is their mean.
+    """
+
+    folder: str
+    texts: tuple[str, ...]
+    label: str
+    classes: tuple[str, ...]
+    metrics: tuple[str, ...]
+
+
+_PAIR = ("sentence1", "sentence2")
+_ENTAILMENT = ("entailment", "not_entailment")
+TASKS = {
+    "cola": _Spec("CoLA", ("sentence",), "label", ("0", "1"), ("matthews",)),
+    "sst2": _Spec("SST-2", ("sentence",), "label", ("0", "1"), ("accuracy",)),
+    "mrpc": _Spec("MRPC", ("#1 String", "#2 String"), "Quality", ("0", "1"), ("f1", "accuracy")),
+    "stsb": _Spec("STS-B", _PAIR, "score", (), ("spearman", "pearson")),
+    "qqp": _Spec("QQP", ("question1", "question2"), "is_duplicate", ("0", "1"), ("f1", "accuracy")),
+    "mnli": _Spec("MNLI", _PAIR, "gold_label", ("entailment", "neutral", "contradiction"), ("accuracy",)),
+    "qnli": _Spec("QNLI", ("question", "sentence"), "label", _ENTAILMENT, ("accuracy",)),
+    "rte": _Spec("RTE", _PAIR, "label", _ENTAILMENT, ("accuracy",)),
+    "wnli": _Spec("WNLI", _PAIR, "label", ("0", "1"), ("accuracy",)),
+}
+"""The tasks by name. Classes are numbered as in `datasets`. (The reference's MNLI has contradiction first.)"""
+
+_SPLITS = ("train", "dev", "test")
+_MNLI_SPLITS = ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched", "diagnostic")
+_SUBMISSIONS = {"test": "{}.tsv", "test_matched": "{}-m.tsv", "test_mismatched": "{}-mm.tsv", "diagnostic": "AX.tsv"}
+_COLA = ("source", "label", "author_label", "sentence")  # train and dev have no header
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlueTask(TextTask):
+    """A task of GLUE. Files in the benchmark's own formats have its columns; `--text` names those of others."""
+
+    @classmethod
+    def from_config(cls, config: FinetuneConfig) -> Self:
+        return cls.of(config.task.name, max_seq_len=config.task.max_seq_len)
+
+    @classmethod
+    def of(cls, name: str, **settings: Any) -> Self:
+        """Returns the task with a name, in any case, with or without hyphens. InputError for an unknown name."""
+        known = name.lower().replace("-", "").replace("_", "")
+        if known not in TASKS:
+            raise InputError(f"task.name={name!r}: unknown GLUE task; expected one of {', '.join(TASKS)}")
+        spec = TASKS[known]
+        return cls(
+            name=f"glue/{known}", kind="classify" if spec.classes else "regress", classes=spec.classes,
+            texts=spec.texts, label=spec.label, **settings,
+        )  # fmt: skip
+
+    @property
+    def _spec(self) -> _Spec:
+        return TASKS[self.name.partition("/")[2]]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return self._spec.metrics
+
+    @property
+    def positive(self) -> str | None:
+        return super().positive if "f1" in self.metrics else None
+
+    @property
+    def usual_files(self) -> Mapping[str, Sequence[str]]:
+        folder = self._spec.folder
+        files: dict[str, tuple[str, ...]] = {
+            split: (f"{split}.tsv", f"{folder}/{split}.tsv")
+            for split in (_MNLI_SPLITS if folder == "MNLI" else _SPLITS)
+        }
+        if "diagnostic" in files:  # which has a folder of its own beside the tasks'
+            files["diagnostic"] += ("diagnostic/diagnostic.tsv", "../diagnostic/diagnostic.tsv")
+        return files
+
+    def header_of(self, path: str, split: str) -> Sequence[str]:
+        is_test = "test" in (split, os.path.basename(path).partition(".")[0])
+        return _COLA if self._spec.folder == "CoLA" and named_format(path) == "tsv" and not is_test else ()
+
+    def reads_empty(self, labels: Labels) -> bool:
+        return labels == "ignored"  # the leaderboard expects every row
+
+    def label_in(self, row: Mapping[str, Any]) -> str | float:
+        if row.get(self.label) == "-":  # in MNLI
+            raise ValueError("label '-': annotators did not agree on a gold label")
+        return super().label_in(row)
+
+    def write(self, split: Split, outputs: Outputs, folder: epath.Path) -> None:
+        """Writes the leaderboard's file of a test split; of another one the same as for any text."""
+        if split.name not in _SUBMISSIONS:
+            super().write(split, outputs, folder)
+            return
+        predicted = [(row["id"], row["prediction"]) for row in self.predictions(split, outputs)]
+        if self.regression:
+            predicted = [(key, f"{np.clip(score, *SCORE_RANGE):.3f}") for key, score in predicted]
+        name = _SUBMISSIONS[split.name].format(self._spec.folder)
+        write_lines(folder / name, ["index\tprediction", *(f"{key}\t{label}" for key, label in predicted)])

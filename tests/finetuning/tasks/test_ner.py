@@ -1,28 +1,31 @@
 """Named entities: CoNLL files, schemes, and scores as conlleval and seqeval give them."""
 
-import gzip
 import random
-import re
 import warnings
-from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from etils import epath
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.rows import BadRows
+from bert_jax.finetuning.task import BadRows, Split
 from bert_jax.finetuning.tasks.ner import (
     EntityScore,
     NerTask,
+    TaggedSentence,
+    TagWindow,
+    encode_windows,
     entity_scores,
     entity_spans,
     tag_names,
     to_bio,
     write_conll,
 )
-from bert_jax.finetuning.tasks.ner_windows import TaggedSentence
+from bert_jax.text.conversion import convert_vocabulary
+from bert_jax.text.tokenizer import Tokenizer, read_tokenizer
 
+CONTROL = "\u200b\u0007"  # has no piece
 CONLL = """-DOCSTART- -X- -X- O
 
 U.N. NNP I-NP I-ORG
@@ -60,8 +63,6 @@ def test_conll_2003(tmp_path: Path):
         TaggedSentence(("Peter", "Blackburn"), ("B-PER", "B-PER"), 0, "2"),
         TaggedSentence(("BRUSSELS\u00a0X",), ("B-LOC",), 1, "3"),
     ]
-    chunks = read(path, word_column=1, tag_column=2)
-    assert chunks[0] == TaggedSentence(("NNP", "NN", "NNP"), ("B-NP", "I-NP", "I-NP"), 0, "1")
 
 
 def test_tabs_and_files_without_documents(tmp_path: Path):
@@ -86,30 +87,30 @@ def test_words_to_be_tagged(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "content"),
     [
-        ("a.conll", ["my"]),
-        ("a", ["my"]),
-        ("train.txt", ["my"]),
-        ("Mine.txt.gz", ["my"]),
-        ("a.txt", ["my", "group", "O"]),
+        ("a.conll", "my\nold ship\n"),
+        ("a.tsv", "text\nmy old\n"),
+        ("a.jsonl", '{"text": "my old"}\n'),
+        ("test.txt", "my\nold"),
     ],
 )
-def test_name_of_a_file_to_predict_says_its_format(tmp_path: Path, name: str, words: list[str]):
-    path = tmp_path / name
-    with (gzip.open if name.endswith(".gz") else open)(path, "wb") as file:
-        file.write(b"my group O\n")
-    (sentence,) = read(path, labels="ignored", conll_files=("mine.txt",))
-    assert sentence.words == tuple(words)
+def test_name_of_a_file_to_predict_says_its_format(tmp_path: Path, name: str, content: str):
+    (sentence,) = read(write(tmp_path / name, content), labels="ignored")
+    assert sentence.words == ("my", "old")
+
+
+def test_plain_text_is_not_taken_for_columns(tmp_path: Path):
+    with pytest.raises(InputError, match=r"lines\.txt: .*\.conll.*\.tsv"):
+        read(write(tmp_path / "lines.txt", "my old ship\n"), labels="ignored")
 
 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("Peter", "tag"),
-        ("Peter\t", r"tag_column=-1.*\b2\b"),
-        ("\tO", r"word_column=0.*\b2\b"),
-        ("Peter PER", "'PER'"),
+        ("Peter", "'Peter' has no tag"),
+        ("Peter\t", "''"),
+        ("\tO", "no word"),
         ("Peter L-PER", "'L-PER'"),
         ("Peter B-", "'B-'"),
         ("Sm\udcefth I-PER", "UTF-8.*0xef"),
@@ -120,23 +121,15 @@ def test_a_sentence_with_a_bad_line_is_skipped_and_keeps_its_number(tmp_path: Pa
     bad_rows = BadRows()
     assert [(sentence.id, sentence.words) for sentence in read(path, bad_rows)] == [("1", ("a",)), ("3", ("c",))]
     assert bad_rows.counts == {str(path): 1}
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=rf"^{path}:3: .*{problem}"):
         read(path)
-    assert str(error.value).startswith(f"{path}:4: ")
-    assert re.search(problem, str(error.value))
-
-
-def test_a_bad_line_of_plain_text_is_skipped_and_counted(tmp_path: Path):
-    path, bad_rows = write(tmp_path / "a.txt", "line one\n\nline \udcff two\nline three\n"), BadRows()
-    assert [sentence.id for sentence in read(path, bad_rows, labels="ignored")] == ["1", "3"]
-    assert bad_rows.counts == {str(path): 1}
 
 
 def test_files_without_a_sentence_are_refused(tmp_path: Path):
     with pytest.raises(InputError, match=r"\ba: "):
         read(write(tmp_path / "a", "\n\n"))
     with pytest.raises(InputError, match=r"\ba: "):
-        read(write(tmp_path / "a", "a O\n"), BadRows(), word_column=4)
+        read(write(tmp_path / "a", "a B\n"), BadRows())
     with pytest.raises(InputError, match=r"\bb: "):
         read(tmp_path / "b")
 
@@ -156,56 +149,6 @@ def test_files_without_a_sentence_are_refused(tmp_path: Path):
 )
 def test_spans(tags: str, spans: list):
     assert entity_spans(tags.split()) == spans
-
-
-def conlleval(gold: list[list[str]], predicted: list[list[str]]) -> tuple[Counter, Counter, Counter]:
-    """Entities right, guessed and correct by type, counted word by word as the Perl script does."""
-    correct: Counter = Counter()
-    right: Counter = Counter()
-    guessed: Counter = Counter()
-    in_correct, kept_type = False, ""
-    words = [pair for tags in zip(gold, predicted, strict=True) for pair in [*zip(*tags, strict=True), ("O", "O")]]
-    before = [("O", ""), ("O", "")]
-
-    def split(tag: str) -> tuple[str, str]:
-        return ("O", "") if tag == "O" else (tag.split("-", 1)[0], tag.split("-", 1)[1])
-
-    def ends(last: tuple[str, str], now: tuple[str, str]) -> bool:
-        pairs = {"BB", "BO", "IB", "IO", "EE", "EI", "EO", "EB", "SS", "SB", "SE", "SI", "SO", "BS", "IS", "ES"}
-        return last[0] + now[0] in pairs or (last[0] != "O" and last[1] != now[1])
-
-    def starts(last: tuple[str, str], now: tuple[str, str]) -> bool:
-        pairs = {"BB", "IB", "OB", "OI", "EE", "EI", "OE", "EB", "SB", "SE", "SI", "OS", "BS", "IS", "ES", "SS"}
-        return last[0] + now[0] in pairs or (now[0] != "O" and last[1] != now[1])
-
-    for tags in words:
-        now = [split(tag) for tag in tags]
-        ended = [ends(*pair) for pair in zip(before, now, strict=True)]
-        started = [starts(*pair) for pair in zip(before, now, strict=True)]
-        if in_correct:
-            if all(ended) and before[0][1] == before[1][1]:
-                in_correct = False
-                correct[kept_type] += 1
-            elif ended[0] != ended[1] or now[0][1] != now[1][1]:
-                in_correct = False
-        if all(started) and now[0][1] == now[1][1]:
-            in_correct, kept_type = True, now[0][1]
-        right[now[0][1]] += started[0]
-        guessed[now[1][1]] += started[1]
-        before = now
-    return +right, +guessed, +correct
-
-
-@pytest.mark.parametrize("prefixes", ["I", "BI", "BIES"])
-def test_scores_are_conllevals(prefixes: str):
-    rng = random.Random(prefixes)
-    for _ in range(300):
-        gold = [random_tags(rng, prefixes) for _ in range(rng.randrange(1, 6))]
-        predicted = [[tag if rng.random() < 0.6 else random_tags(rng, prefixes)[0] for tag in tags] for tags in gold]
-        right, guessed, correct = conlleval(gold, predicted)
-        overall, by_type = entity_scores(gold, predicted)
-        assert by_type == {kind: EntityScore(right[kind], guessed[kind], correct[kind]) for kind in right | guessed}
-        assert overall == EntityScore(right.total(), guessed.total(), correct.total())
 
 
 @pytest.mark.parametrize("prefixes", ["I", "BI", "BIES"])
@@ -234,8 +177,6 @@ def test_scores_by_hand():
     assert (by_type["A"].precision, by_type["A"].recall, by_type["A"].f1) == (0.0, 0.0, 0.0)
     nothing, none = entity_scores([["O"]], [["O"]])
     assert (nothing.precision, nothing.recall, nothing.f1, none) == (0.0, 0.0, 0.0, {})
-    with pytest.raises(ValueError, match=r"\b2\b.*\b1\b"):
-        entity_scores([["O", "O"]], [["O"]])
 
 
 def test_bio_has_the_same_entities():
@@ -268,10 +209,136 @@ def test_predictions_as_conlleval_reads_them(tmp_path: Path):
     assert (tmp_path / "out").read_text() == "a b\tO\n\n"
 
 
+@pytest.fixture
+def tokenizer(vocabulary_file: Path) -> Tokenizer:
+    return read_tokenizer(vocabulary_file)
+
+
+def sentence(*words: str, document: int = 0) -> TaggedSentence:
+    return TaggedSentence(words, None, document, "")
+
+
+def words_of(tokenizer: Tokenizer, window: TagWindow) -> str:
+    return tokenizer.decode(window.sequence.input_ids)
+
+
+def random_sentences(seed: int, longest: int) -> list[TaggedSentence]:
+    rng = random.Random(seed)
+    documents = sorted(rng.choices(range(4), k=rng.randrange(1, 12)))
+    kinds = ("ship", "the", "qq", "qqqqq", "qqqqqqqqqqqqqqqqqqqqqqqqqqqqqq", CONTROL)
+    return [
+        sentence(*rng.choices(kinds, (9, 9, 9, 5, 1, 1), k=rng.randrange(1, longest)), document=document)
+        for document in documents
+    ]
+
+
+def test_a_short_sentence_is_one_window(tokenizer: Tokenizer):
+    (window,) = encode_windows(tokenizer, [sentence("the", "qqq", "ship")], 10)
+    assert words_of(tokenizer, window) == "[CLS] the qqq ship [SEP]"
+    assert window.words == ((0, 0, 1), (0, 1, 2), (0, 2, 5))
+    assert window.sequence.first_length == len(window.sequence.input_ids) == 7
+
+
+@pytest.mark.parametrize("document_context", [False, True])
+@pytest.mark.parametrize("max_seq_len", [3, 4, 7, 12, 40])
+def test_each_word_is_predicted_once_at_its_first_piece(tokenizer: Tokenizer, max_seq_len: int, document_context: bool):
+    for seed in range(20):
+        sentences = random_sentences(seed, longest=30)
+        windows = encode_windows(tokenizer, sentences, max_seq_len, document_context=document_context)
+        predicted = [(number, word) for window in windows for number, word, _ in window.words]
+        expected = [
+            (number, word)
+            for number, words in enumerate(sentences)
+            for word, text in enumerate(words.words)
+            if text != CONTROL
+        ]
+        assert predicted == expected
+        for window in windows:
+            ids = window.sequence.input_ids
+            assert len(ids) <= max_seq_len
+            assert (ids[0], ids[-1]) == (tokenizer.cls_id, tokenizer.sep_id)
+            assert len({sentences[number].document for number, _, _ in window.words}) == 1
+            for number, word, position in window.words:
+                (pieces,) = tokenizer.encode_batch([sentences[number].words[word]])
+                held = ids[position : position + len(pieces)]
+                assert held == tuple(pieces) or (len(pieces) > max_seq_len - 2 and ids[position] == pieces[0])
+
+
+def test_a_long_sentence_gives_every_word_a_quarter_of_a_window_on_both_sides(tokenizer: Tokenizer):
+    room, words = 20, ["ship", "wave", "moon"] * 15
+    for length in range(21, 46):
+        windows = encode_windows(tokenizer, [sentence(*words[:length])], room + 2)
+        assert len(windows) == -(-length // (room // 2))
+        for window in windows:
+            assert len(window.sequence.input_ids) == room + 2
+            for _, word, position in window.words:
+                assert position - 1 >= min(word, room // 4)
+                assert room - position >= min(length - 1 - word, room // 4)
+
+
+DOCUMENT = [
+    sentence("the", "ship"),
+    sentence("a", "wave", "sees"),
+    sentence("moon"),
+    sentence("old", "owl", "."),
+    sentence("fox", "near", document=1),
+]
+
+
+@pytest.mark.parametrize(
+    ("room", "read"),
+    [
+        (100, ["the ship a wave sees moon old owl ."] * 4 + ["fox near"]),
+        (5, ["the ship a wave sees", "ship a wave sees moon", "wave sees moon old owl", "sees moon old owl .",
+             "fox near"]),
+        (4, ["the ship a wave", "a wave sees moon", "sees moon old owl", "moon old owl .", "fox near"]),
+        (3, ["the ship a", "a wave sees", "sees moon old", "old owl .", "fox near"]),
+    ],
+)  # fmt: skip
+def test_the_context_of_a_document(tokenizer: Tokenizer, room: int, read: list[str]):
+    windows = encode_windows(tokenizer, DOCUMENT, room + 2, document_context=True)
+    assert [words_of(tokenizer, window)[6:-6] for window in windows] == read
+    for number, window in enumerate(windows):
+        assert [(one, word) for one, word, _ in window.words] == [
+            (number, word) for word in range(len(DOCUMENT[number].words))
+        ]
+        for _, word, position in window.words:
+            assert tokenizer.id_to_token(window.sequence.input_ids[position]) == DOCUMENT[number].words[word]
+
+
+def test_without_documents_a_sentence_stands_alone(tokenizer: Tokenizer):
+    windows = encode_windows(tokenizer, DOCUMENT, 100)
+    assert [words_of(tokenizer, window)[6:-6] for window in windows] == [" ".join(one.words) for one in DOCUMENT]
+
+
+@pytest.mark.parametrize(
+    ("length", "read"), [(8, "the ship a zzz"), (10, "the ship a zzz"), (12, "qqqq the ship a zzz")]
+)
+def test_context_fills_the_window_with_whole_words(tokenizer: Tokenizer, length: int, read: str):
+    sentences = [sentence("qqqq", "the"), sentence("ship"), sentence("a", "zzz")]
+    (_, window, _) = encode_windows(tokenizer, sentences, length, document_context=True)
+    assert words_of(tokenizer, window) == f"[CLS] {read} [SEP]"
+
+
+def test_words_without_pieces_are_outside(tokenizer: Tokenizer):
+    sentences = [sentence("ship", CONTROL, "moon"), sentence(CONTROL), sentence("owl")]
+    windows = encode_windows(tokenizer, sentences, 3)
+    assert [window.words for window in windows] == [((0, 0, 1),), ((0, 2, 1),), ((2, 0, 1),)]
+    task = NerTask(tags=("O", "B-A", "I-A"), max_seq_len=3)
+    split = Split("dev", sentences, task.encode(sentences, tokenizer, labelled=False))
+    predicted = task.predictions(split, [np.array([[0, 0, 0], [0, 1, 0], [0, 0, 0]])] * 3)
+    assert [row["prediction"] for row in predicted] == [["B-A", "O", "B-A"], ["O"], ["B-A"]]
+
+
 def test_real_files(data_dir: Path):
+    tokenizer = convert_vocabulary(str(data_dir / "vocab" / "bert-base-cased-vocab.txt"))
     counts = {"train": (3_394, 1_975), "dev": (1_009, 836), "test": (1_287, 1_079)}
+    task, _ = NerTask(max_seq_len=64).read_training(str(data_dir / "wnut17" / "train.conll"), BadRows(strict=True))
+    assert task.types == ["corporation", "creative-work", "group", "location", "person", "product"]
     for split, (sentences, entities) in counts.items():
-        tags = [sentence.tags or () for sentence in read(data_dir / "wnut17" / f"{split}.conll")]
-        overall, by_type = entity_scores(tags, tags)
-        assert (len(tags), overall.gold, overall.f1) == (sentences, entities, 1.0)
-        assert list(by_type) == ["corporation", "creative-work", "group", "location", "person", "product"]
+        examples = task.read(str(data_dir / "wnut17" / f"{split}.conll"), BadRows(strict=True))
+        tags = [sentence.tags or () for sentence in examples]
+        assert (len(tags), entity_scores(tags, tags)[0].gold) == (sentences, entities)
+        encoded = task.encode(examples, tokenizer, labelled=True)
+        perfect = [np.eye(task.size)[labels] for labels in encoded.labels]
+        assert task.score(Split(split, examples, encoded), perfect)["f1"] == 1.0
