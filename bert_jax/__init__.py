@@ -19,7 +19,7 @@ from bert_jax.version import __version__ as __version__
 
 with epy.lazy_api_imports(globals()):  # `import bert_jax` does not wait for JAX
     from bert_jax.ahead_of_time.dry_run import plan_run
-    from bert_jax.command_line.result import Result
+    from bert_jax.commands import Result
     from bert_jax.commands.data import inspect, prepare, vocab
     from bert_jax.commands.models import evaluate, export, features, fill_mask, import_, predict
     from bert_jax.commands.runs import check, compile, report, study

@@ -28,9 +28,6 @@ from bert_jax.runtime.interpreter import StopSignal, show_background_errors, tun
 
 __all__ = ["data", "entry_point", "main", "models", "parse", "runs"]
 
-log = logging.getLogger(__name__)
-
-_PATH_ERRORS = (FileNotFoundError, PermissionError, FileExistsError, IsADirectoryError, NotADirectoryError)
 _DISK_ERRORS = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)]
 _HOME = re.compile(r"(?<==)~(?=/|$)")
 _INTERRUPTED = 130
@@ -87,11 +84,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except Exception as error:
         if message := _disk_error(error):
             return _fail(options.command, f"{message}; free space, or check disk and limits, and run it again", 1)
-        try:
-            os.getcwd()
-        except FileNotFoundError:
-            return _fail(options.command, "the working folder was deleted; change to another", 2)
-        if isinstance(error, _PATH_ERRORS) or getattr(error, "errno", 0) in (errno.ENAMETOOLONG, errno.EROFS):
+        if isinstance(error, OSError) and error.filename:
             return _fail(options.command, str(error), 2)
         traceback.print_exc()
         return 1
@@ -123,11 +116,8 @@ def _run(options: argparse.Namespace) -> None:
         if arguments.takes(options.command, "bars"):
             more["bars"] = bars(quiet=options.quiet) if is_first else silent
         result = arguments.call(options, **more)
-        if is_first:
-            if text := result.to_json() if options.json else str(result):
-                print(text)
-            for command in () if options.json else result.next_commands:
-                log.info("Next: %s", command)
+        if is_first and (text := result.to_json() if options.json else str(result)):
+            print(text)
     if result.error:
         raise result.error
 

@@ -48,7 +48,7 @@ def go(folder: Path, training: dict[str, object]) -> Path:
          *helpers.flags(training)),
     ]  # fmt: skip
     stderr = io.StringIO()
-    with contextlib.redirect_stderr(stderr):
+    with contextlib.redirect_stderr(stderr), contextlib.redirect_stdout(stderr):
         for command in commands:
             assert cli.main([str(word) for word in command]) == 0
     (folder / "stderr").write_text(stderr.getvalue())
@@ -92,7 +92,7 @@ def suggested(log: str) -> list[list[str]]:
 def test_suggested_commands_parse(journey: Path):
     commands = suggested((journey / "stderr").read_text())
     assert [command[0] for command in commands] == [
-        "prepare", "inspect", "pretrain", "evaluate", "finetune", "export", "report"
+        "pretrain", "evaluate", "finetune", "export", "report"
     ]  # fmt: skip
     for command in commands:
         assert cli.parse(command).command == command[0]
@@ -224,7 +224,7 @@ def test_export_and_report(journey: Path, tmp_path: Path, capsys: pytest.Capture
     assert {path.name for path in (tmp_path / "hf").iterdir()} >= {
         "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
-    assert "from transformers import BertForPreTraining; " in capsys.readouterr().err
+    assert json.loads(capsys.readouterr().out)["architecture"] == "BertForPreTraining"
     assert cli.main(arguments) == 2
     assert str(tmp_path / "hf") in capsys.readouterr().err
     (tmp_path / "mine").mkdir()
@@ -328,7 +328,7 @@ def test_errors_name_options_and_keys_as_they_are_typed():
     assert module.in_options("from=b: x", vocab) == "--from=b: x"
 
 
-def test_closed_streams_and_a_deleted_folder_end_no_run(tmp_path: Path):
+def test_closed_streams_end_no_run(tmp_path: Path):
     (tmp_path / "a.txt").write_text(helpers.make_corpus(documents=40))
     command = shlex.join(map(str, helpers.command("vocab", "--input", tmp_path / "a.txt", "--size=100")))
     done = subprocess.run(["bash", "-c", f"{command} --output {tmp_path / 't.json'} 2>&- <&- >&-"], check=False)
@@ -338,11 +338,7 @@ def test_closed_streams_and_a_deleted_folder_end_no_run(tmp_path: Path):
     done = subprocess.run(
         ["bash", "-c", f"{command} --output {tmp_path}/é.json"], env=plain, check=False, capture_output=True, text=True
     )
-    assert (done.returncode, "/\\xe9.json\n" in done.stdout) == (0, True), done.stderr
-    gone = f"mkdir {tmp_path / 'x'} && cd {tmp_path / 'x'} && rmdir {tmp_path / 'x'} && {command} --output t.json"
-    done = subprocess.run(["bash", "-c", gone], check=False, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr == "bert-jax vocab: the working folder was deleted; change to another\n"
+    assert (done.returncode, "/\\xe9.json" in done.stdout) == (0, True), done.stderr
 
 
 def test_bad_checkpoints(dataset_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -151,7 +151,7 @@ def _open_model(path: Path) -> None:
 def _read_weights(path: Path) -> None:
     from etils import epath
 
-    from bert_jax.interop.weight_files import open_weights
+    from bert_jax.interop.weights import open_weights
 
     for weight in open_weights(epath.Path(path)).values():
         weight.read()

@@ -16,8 +16,6 @@ _BAR = "{desc}: {percentage:.0f}% {n_fmt}/{total_fmt} {unit}, {remaining} left{p
 _LINE = (
     "{desc}: {n_fmt} of {total_fmt} {unit} ({percentage:.0f}%), {elapsed} passed, {remaining} left, {rate_fmt}{postfix}"
 )
-_LONGEST_INTERVAL = 600.0  # seconds between two lines of progress
-_INTERVAL_SHARE = 0.02  # of the time that has passed
 
 
 def set_up_logging(*, quiet: bool = False) -> None:
@@ -62,7 +60,7 @@ class _BarSafeHandler(logging.Handler):
 
 
 def bars(*, quiet: bool = False) -> Bars:
-    """Returns a factory of progress reports: a bar on a terminal, elsewhere a log line every 10 s or more.
+    """Returns a factory of progress reports: a bar on a terminal, elsewhere a log line every 30 s.
 
     With `quiet`, nothing is shown.
     """
@@ -71,10 +69,7 @@ def bars(*, quiet: bool = False) -> Bars:
     from tqdm import tqdm
 
     class LoggedProgress(tqdm):  # type: ignore[type-arg]
-        """Logs what a bar would show, unless nothing has happened since the last line.
-
-        The interval between two lines grows with the time that has passed.
-        """
+        """Logs what a bar would show, unless nothing has happened since the last line."""
 
         _logged: float = 0
 
@@ -82,9 +77,6 @@ def bars(*, quiet: bool = False) -> Bars:
             if msg is None and self.n not in (self.initial, self._logged):
                 self._logged = self.n
                 log.info(" ".join(str(self).split()))
-                if self.mininterval:
-                    elapsed = self.format_dict["elapsed"]
-                    self.mininterval = min(_LONGEST_INTERVAL, max(self.mininterval, _INTERVAL_SHARE * elapsed))
 
         def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
             super().set_postfix_str(s, refresh=False)
@@ -95,6 +87,6 @@ def bars(*, quiet: bool = False) -> Bars:
             options["bar_format"] = _BAR if is_terminal else _LINE
         if is_terminal:
             return tqdm(**{"file": sys.stderr, "dynamic_ncols": True, "mininterval": 0.2, **options})
-        return LoggedProgress(file=io.StringIO(), **{"mininterval": 10.0, **options})
+        return LoggedProgress(file=io.StringIO(), **{"mininterval": 30.0, **options})
 
     return make

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from bert_jax.command_line.arguments import File, FileOrCheckpoint, Folder, Option, command
-from bert_jax.command_line.result import Result, described, quoted
+from bert_jax.commands import Result
 from bert_jax.data.corpora.corpus_options import CorpusOptions
 from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
 from bert_jax.errors import InputError
@@ -83,9 +84,7 @@ def vocab(
     values = {
         "output": output, "pieces": tokenizer.vocab_size, "kind": tokenizer.kind, "cased": not tokenizer.lowercase
     }  # fmt: skip
-    corpus = " ".join(map(quoted, input or ["text/*.txt"]))
-    prepare = f"bert-jax prepare --input {corpus} --vocab {quoted(output)} --output data"
-    return Result(values, described(values), [prepare])
+    return Result(values)
 
 
 @contextmanager
@@ -162,10 +161,7 @@ def prepare(
         seed=seed, workers=os.cpu_count() or 1 if workers is None else workers, scratch=scratch, runner=runner,
         beam_options=beam_options, allow_unk=allow_unk, vocabulary=vocab, bars=bars,
     )  # fmt: skip
-    return Result(
-        {"output": output, **report.describe(info)}, "\n".join(report.render(info)),
-        [f"bert-jax inspect {quoted(output)}", *_pretrain(output, info)],
-    )  # fmt: skip
+    return Result({"output": output, **report.describe(info)}, "\n".join([*report.render(info), *_next(output, info)]))
 
 
 @command
@@ -184,19 +180,17 @@ def inspect(data: Folder, /, *, samples: int = 3, seed: int = 0) -> Result:
       bert-jax inspect data
       bert-jax inspect data --samples 10 --json
     """
-    from bert_jax.data.dataset import DatasetInfo
     from bert_jax.data.inspection import inspect_dataset, render
-    from bert_jax.files import remote
 
     report = inspect_dataset(data, samples=samples, seed=seed)
-    return Result(report, render(report), _pretrain(data, DatasetInfo.read(remote.parse_path(data))))
+    return Result(report, render(report))
 
 
-def _pretrain(data: str, info: "DatasetInfo") -> list[str]:
+def _next(data: str, info: "DatasetInfo") -> list[str]:
     """Returns the command that pre-trains on a dataset; none for a path that the key with several cannot name."""
     if "," in data or data != data.strip():
         return []
-    command = f"bert-jax pretrain --config=bert_tiny --workdir=runs/tiny --config.data.path={quoted(data)}"
+    command = f"bert-jax pretrain --config=bert_tiny --workdir=runs/tiny --config.data.path={shlex.quote(data)}"
     command += " --config.objective.nsp=False" if info.options.get("pairs") == "none" else ""
     longer = f" --config.model.max_position_embeddings={info.seq_len}"
-    return [command + (longer if info.seq_len > _POSITIONS else "")]
+    return ["", f"Next: {command}{longer if info.seq_len > _POSITIONS else ''}"]

@@ -2,10 +2,10 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from bert_jax.command_line.arguments import Checkpoint, File, Folder, Option, command
-from bert_jax.command_line.result import Result, described, quoted
+from bert_jax.commands import Result
 from bert_jax.errors import InputError
 from bert_jax.progress import Bars, silent
 
@@ -40,8 +40,7 @@ def evaluate(
         return Result({"steps": evaluate_steps(checkpoint, steps, data, batch_size=batch_size, bars=bars)})
     found = open_model_of(checkpoint)
     score = evaluate_checkpoint if found.task is None else evaluate_finetuned
-    values = score(found, data, batch_size=batch_size, bars=bars)
-    return Result(values, None, [f"bert-jax export --checkpoint={quoted(checkpoint)} --output=hf"])
+    return Result(score(found, data, batch_size=batch_size, bars=bars))
 
 
 @command
@@ -74,8 +73,7 @@ def predict(
         open_model_of(checkpoint), input, output, texts=text, with_text=with_text, strict=strict,
         batch_size=batch_size, bars=bars,
     )  # fmt: skip
-    values = {"output": output, "predictions": count}
-    return Result(values, described(values), [f"bert-jax evaluate --checkpoint={quoted(checkpoint)} --data=FILE"])
+    return Result({"output": output, "predictions": count})
 
 
 @command
@@ -140,11 +138,10 @@ def features(
     extracted = extract(
         checkpoint, input, output, layers=layers, pool=pool, seq_len=seq_len, batch_size=batch_size, bars=bars
     )
-    values = {
+    return Result({
         "output": output, "lines": extracted.lines, "tokens": extracted.tokens, "layers": extracted.layers,
         "pool": pool, "seq_len": extracted.seq_len, "truncated_lines": extracted.cut,
-    }  # fmt: skip
-    return Result(values, described(values))
+    })  # fmt: skip
 
 
 @command
@@ -156,11 +153,11 @@ def export(
     """Writes a checkpoint for Hugging Face transformers and its Hub, or as StableHLO.
 
     Reads: a checkpoint
-    Writes: DIR: config.json, model.safetensors, tokenizer.json; or a program of StableHLO
+    Writes: DIR: config.json, model.safetensors, tokenizer.json; or model.stablehlo
 
     Args:
       output: a new folder; with --steps, of a folder per step
-      steps: hf: write DIR/stepN for `all` checkpoints of a workdir, or for steps such as 0,1000; skips complete ones
+      steps: hf: write DIR/stepN for `all` checkpoints of a workdir, or for steps such as 0,1000
       format: of the folder
       license: hf: license in the model card, such as apache-2.0
       language: hf: languages in the card, such as en
@@ -173,28 +170,19 @@ def export(
     """
     from bert_jax.inference.opening import open_model_of
     from bert_jax.interop import huggingface, stablehlo
-    from bert_jax.interop.model_card import Publication
 
-    publication = Publication(license, language, datasets)
-    if format == "stablehlo":
-        if publication != Publication() or steps:
-            raise InputError(
-                f"format={format}: has no model card and no revisions; remove license, language, datasets and steps, "
-                "and export one WORKDIR/checkpoints/STEP"
-            )
-        opened = open_model_of(checkpoint)
-        programs = stablehlo.export(opened, output)
-        values: dict[str, Any] = {"output": output, "checkpoint": str(opened.path), "programs": list(programs)}
-        return Result(values, described(values))
+    metadata = {"language": list(language), "license": license, "datasets": list(datasets)}
+    if format == "stablehlo" and (steps or any(metadata.values())):
+        raise InputError(f"format={format}: has no card and no revisions; remove license, language, datasets and steps")
     if steps:
-        revisions = huggingface.export_steps(checkpoint, output, steps, publication)
-        values = {"output": output, "checkpoint": checkpoint, "steps": list(map(vars, revisions))}
-        return Result(values, "\n\n".join(map(described, values["steps"])))
+        revisions = huggingface.export_steps(checkpoint, output, steps, metadata)
+        return Result({"output": output, "checkpoint": checkpoint, "steps": revisions})
     opened = open_model_of(checkpoint)
-    architecture = huggingface.export(opened, output, publication)
-    values = {"output": output, "checkpoint": str(opened.path), "architecture": architecture}
-    program = f"from transformers import {architecture}; print({architecture}.from_pretrained({output!r}))"
-    return Result(values, described(values), [f"python -c {quoted(program)}"])
+    values = {"output": output, "checkpoint": str(opened.path)}
+    if format == "stablehlo":
+        stablehlo.export(opened, output)
+        return Result(values)
+    return Result({**values, "architecture": huggingface.export(opened, output, metadata)})
 
 
 @command
@@ -231,14 +219,8 @@ def import_(
     checkpoint = import_checkpoint(
         source, output, lowercase=uncased if cased or uncased else None, layers=[*map(int, words)] or None, drop=drop
     )
-    values = {
+    return Result({
         "output": output, "vocab_size": checkpoint.tokenizer.vocab_size,
         "cased": not checkpoint.tokenizer.lowercase, "heads": list(checkpoint.heads),
         "task": None if checkpoint.task is None else checkpoint.task["name"],
-    }  # fmt: skip
-    init = f"--workdir=WORKDIR --config.init={quoted(output)}"
-    return Result(values, described(values), [
-        f"bert-jax finetune --config=finetune/glue:TASK {init} --config.data.path=FOLDER",
-        f"bert-jax prepare --input 'text/*.txt' --vocab {quoted(output)} --output=DATASET",
-        f"bert-jax pretrain --config=continue {init} --config.data.path=DATASET",
-    ])  # fmt: skip
+    })  # fmt: skip

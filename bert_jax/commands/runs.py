@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from bert_jax import config_listing
 from bert_jax.command_line.arguments import File, Folder, Option, command, complete
-from bert_jax.command_line.result import Result
+from bert_jax.commands import Result
 from bert_jax.config_keys import FinetuneConfig, PretrainConfig, StudyConfig
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.progress import Bars, silent

@@ -32,7 +32,7 @@ from bert_jax.data.hashing import key_from
 from bert_jax.data.records import Instances, Unmasked, decode, pad_batch, sequence_lengths
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, remote
-from bert_jax.files.format_versions import check_version
+from bert_jax.files.atomic import check_version
 from bert_jax.sections import Must, Section, from_mapping
 from bert_jax.text import tokenizer
 

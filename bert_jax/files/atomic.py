@@ -3,19 +3,20 @@
 A file is written beside its target, as .NAME.partial, and renamed when it is complete; a folder as .NAME.partial-XXXX.
 What a killed process left is deleted by the next write of the same output. A file has one writer. A store creates an
 object with the last byte of its upload.
+
+A JSON file that this package writes has a `format_version`; a newer one is refused with the way out.
 """
 
-import contextlib
-import fcntl
 import glob
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from etils import epath
 
@@ -26,17 +27,12 @@ _UPLOADS = 16  # at a time
 
 
 def make_folder(folder: epath.Path) -> None:
-    """Creates a local folder with its parents; for a remote one, checks write access with a probe object.
+    """Creates a local folder with its parents, and checks with a file that a local or remote one can be written.
 
     Object stores have no folders, and some clients would create a bucket whose name is a typo.
     """
-    if is_remote(folder):
-        _probe(folder)
-    else:
+    if not is_remote(folder):
         folder.mkdir(parents=True, exist_ok=True)
-
-
-def _probe(folder: epath.Path) -> None:
     probe = folder / f".write-check-{os.urandom(4).hex()}"
     write_whole(probe, b"")
     with store_errors(probe):
@@ -49,13 +45,7 @@ def check_file_output(output: str) -> None:
     if not path.name or output.endswith("/") or path.is_dir():
         raise InputError(f"output={output}: got a folder, expected a file; give it a name")
     if not output.startswith("/dev/"):
-        if not is_remote(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            _probe(path.parent)
-        except OSError as error:
-            error.filename = output  # in place of the probe's
-            raise
+        make_folder(path.parent)
 
 
 @contextmanager
@@ -77,19 +67,13 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         with store_errors(path), open(path, "ab") as device:
             yield device
         return
-    with store_errors(path), _partial(path) as partial, open(partial, "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def _partial(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields the path of what becomes `path` when the block exits without an error, and is deleted after one."""
     final = Path(os.path.realpath(path))  # a symbolic link is kept
     partial = final.with_name(f".{final.name}.partial")
     try:
-        yield partial
+        with store_errors(path), open(partial, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(partial, final)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -107,19 +91,11 @@ def whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     partial = Path(f"{os.fspath(path)}.partial-{os.urandom(4).hex()}")
     try:
         yield partial
-        _sync(partial)
+        with open(partial, "rb") as file:
+            os.fsync(file.fileno())
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """Flushes a file or folder to the disk with fsync(2), so that it survives a power loss."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
@@ -142,8 +118,10 @@ def place(source: str | os.PathLike[str], target: epath.Path) -> None:
         shutil.copyfileobj(file, copy, 1 << 20)
 
 
-def download(source: epath.Path, target: Path, *, size: int, check: Callable[[Path], None] = lambda path: None) -> None:
-    """Downloads a remote file of `size` bytes to `target` atomically. `check` validates it before it is renamed.
+def download(
+    source: epath.Path, target: Path, *, size: int | None = None, check: Callable[[Path], None] = lambda path: None
+) -> None:
+    """Downloads a remote file, of `size` bytes, to `target` atomically. `check` validates it before it is renamed.
 
     Raises as `store_errors` does, BertJaxError for another size, the errors of `check`, and OSError for a full disk.
     """
@@ -151,7 +129,7 @@ def download(source: epath.Path, target: Path, *, size: int, check: Callable[[Pa
     partial = target.with_name(f".{target.name}.partial")
     with store_errors(source):
         store.get_file(name, os.fspath(partial))
-    if (found := partial.stat().st_size) != size:
+    if (found := partial.stat().st_size) != (size or found):
         raise BertJaxError(f"{source}: incomplete download: got {found:,} bytes, expected {size:,} bytes; run it again")
     check(partial)
     os.replace(partial, target)
@@ -160,13 +138,14 @@ def download(source: epath.Path, target: Path, *, size: int, check: Callable[[Pa
 def new_folder(output: str) -> epath.Path:
     """Returns the path of an output folder. Raises InputError unless it does not exist or is empty.
 
-    The working folder is refused, because another folder replaces the output when it is complete.
+    The working folder and a mount point are refused, because another folder replaces the output when it is complete.
     """
     folder = parse_path(output)
-    if output and not is_remote(folder) and folder.exists() and os.path.samefile(folder, os.curdir):
-        raise InputError(f"output={output}: the working folder cannot be replaced; expected another, such as data")
-    if not output or is_taken(folder):
+    if is_taken(folder):
         raise InputError(f"output={output!r}: already exists and is not empty; expected a new or empty folder")
+    final = os.path.realpath(output)
+    if not is_remote(folder) and (final == os.path.realpath(os.curdir) or os.path.ismount(final)):
+        raise InputError(f"output={output}: the working folder or a mount point cannot be replaced; use {output}/data")
     return folder
 
 
@@ -174,12 +153,11 @@ def new_folder(output: str) -> epath.Path:
 def whole_folder(folder: epath.Path, last: str, scratch: str | None = None) -> Iterator[epath.Path]:
     """Context manager that yields a new local folder and publishes it as `folder`; deletes it after an error.
 
-    For a local `folder`, which must not exist or must be empty, it lies beside it and is renamed; it has the mode and,
-    if permitted, the group of the empty folder. Folders that killed processes left there are deleted. For a remote one,
-    it lies in the local folder `scratch`, by default that of the system, and its files are uploaded, `last` at the end:
-    if `last` exists, the folder is complete.
+    For a local `folder`, which must not exist or must be empty, it lies beside it and is renamed. Such folders that
+    earlier, killed processes left are deleted. For a remote one, it lies in the local folder `scratch`, by default that
+    of the system, and its files are uploaded, `last` at the end: if `last` exists, the folder is complete.
 
-    Raises InputError for a mount point, and for a folder that another process filled meanwhile.
+    Raises InputError for a folder that another process filled meanwhile.
     """
     if is_remote(folder):
         with tempfile.TemporaryDirectory(prefix="bert-jax-", dir=scratch) as local:
@@ -191,43 +169,45 @@ def whole_folder(folder: epath.Path, last: str, scratch: str | None = None) -> I
             place(Path(local) / last, folder / last)
         return
     final = Path(os.path.realpath(folder))  # a symbolic link is kept
-    if final.is_mount():
-        raise InputError(f"output={folder}: a mount point cannot be replaced; expected a folder in it: {folder}/NAME")
-    for parent in (Path(folder).parent, final.parent):  # with a/b/../c, also a/b
-        parent.mkdir(parents=True, exist_ok=True)
-    token = os.urandom(4).hex()
-    unlocked, partial = (final.with_name(f".{final.name}.{kind}-{token}") for kind in ("new", "partial"))
     for left in final.parent.glob(f".{glob.escape(final.name)}.partial-*"):
-        _delete_abandoned(left)
-    unlocked.mkdir()  # renamed once it has its lock, or another process might delete it
-    descriptor = os.open(unlocked, os.O_RDONLY)
+        shutil.rmtree(left, ignore_errors=True)
+    # A name of its own: a process that writes the same output fails when its folder is deleted, and never mixes files.
+    partial = final.with_name(f".{final.name}.partial-{os.urandom(4).hex()}")
+    partial.mkdir(parents=True)
     try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        unlocked.rename(partial)
-        if final.is_dir():
-            with contextlib.suppress(OSError):  # not of the group
-                os.chown(partial, -1, final.stat().st_gid)
-            shutil.copymode(final, partial)
         yield epath.Path(partial)
-        _sync(partial)
-        try:
-            os.rename(partial, final)  # replaces an empty folder, which epath does not
-        except OSError as error:
-            if not is_taken(folder):
-                raise
-            raise InputError(f"output={folder}: another process wrote it meanwhile; choose another folder") from error
+        os.rename(partial, final)  # replaces an empty folder, which epath does not
+    except OSError as error:
+        if not is_taken(folder):
+            raise
+        raise InputError(f"output={folder}: another process wrote it meanwhile; choose another folder") from error
     finally:
-        os.close(descriptor)
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _delete_abandoned(folder: Path) -> None:
-    """Deletes a folder that no living process has locked."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder)
-        finally:
-            os.close(descriptor)
+# --- JSON ------------------------------------------------------------------------------------------------------------
+
+
+def check_version(path: str | os.PathLike[str], content: Mapping[str, Any], newest: int) -> None:
+    """Raises InputError if `format_version` of a file is newer than `newest`; a file without it has version 1."""
+    if not isinstance(content, Mapping):
+        raise InputError(f"{os.fspath(path)}: expected a JSON object, got {type(content).__name__}")
+    version = content.get("format_version", 1)
+    if type(version) is not int or not 1 <= version <= newest:
+        name = f"{os.fspath(path)}: format_version={version!r:.40}"
+        raise InputError(f"{name}: expected at most {newest}; install the version of bert_jax that wrote it")
+
+
+def read_json(path: epath.Path, newest: int = 1) -> dict[str, Any]:
+    """Reads a JSON object. Raises InputError for one that is damaged or of a newer version."""
+    try:
+        content: dict[str, Any] = json.loads(read_whole(path))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: damaged: no JSON ({error!s:.200}); write it again") from error
+    check_version(path, content, newest)
+    return content
+
+
+def write_json(path: epath.Path, content: Mapping[str, Any]) -> None:
+    """Writes a JSON object atomically."""
+    write_whole(path, (json.dumps(content, indent=2) + "\n").encode())

@@ -34,7 +34,7 @@ from typing import Any
 from etils import epath
 
 from bert_jax.files import remote
-from bert_jax.files.format_versions import read_json, write_json
+from bert_jax.files.atomic import read_json, write_json
 from bert_jax.version import __version__
 
 FILE = "provenance.json"

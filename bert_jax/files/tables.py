@@ -95,29 +95,15 @@ def json_rows(lines: Lines, utf8: Utf8) -> Iterator[tuple[int, dict[str, Any] | 
 
 def _json_row(line: bytes, utf8: Utf8) -> dict[str, Any] | BadRow:
     try:
-        text = utf8.decode(line)
-    except ValueError as error:
-        return BadRow(str(error))
-    try:
-        value: dict[str, Any] = json.loads(text)
+        value: dict[str, Any] = json.loads(utf8.decode(line))
+        if b"\\ud" in line.lower():  # JSON can escape half a surrogate pair, which UTF-8 cannot encode
+            text = json.dumps(value, ensure_ascii=False)
+            value = json.loads(utf8.decode(text.encode("utf-8", "surrogatepass")))
     except (ValueError, RecursionError) as error:
         return BadRow(f"not JSON ({error}); expected a JSON object on each line")
     if not isinstance(value, dict):
         kind = type(value).__name__
         return BadRow(f"got {kind}, expected a JSON object on each line; convert an array: jq -c '.[]' FILE")
-    if b"\\ud" not in line and b"\\uD" not in line:
-        return value
-    text = json.dumps(value, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # JSON can escape half a surrogate pair, which UTF-8 cannot encode
-        if utf8.errors == "strict":
-            half = ord(text[error.start])
-            return BadRow(
-                f"got half a surrogate pair (\\u{half:04x}); fix it, or pass --errors replace to prepare and vocab"
-            )
-        utf8.replaced += 1
-        value = json.loads(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
     return value
 
 
@@ -214,72 +200,59 @@ def _quoted(lines: Lines, separator: str, utf8: Utf8) -> Iterator[tuple[int, lis
 # --- Parquet and Arrow -----------------------------------------------------------------------------------------------
 
 
-class ParquetFile:
-    """Open Parquet file, decoded in small batches: memory holds a page of a column at a time, not a row group.
+class ColumnarFile:
+    """Open Parquet or Arrow file, decoded in small batches; Arrow may be a stream, as `datasets` saves it.
+
+    Memory holds a page of a column of Parquet at a time, not a row group, or a record batch of Arrow.
 
     Attributes:
       schema: the names and types of its columns.
-      weights: the bytes of each row group.
+      weights: the bytes of each row group; 1 for each record batch; empty for a stream, which has no index.
     """
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, kind: str) -> None:
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        metadata = pq.read_metadata(source)
-        self._groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-        self.weights = [group.total_byte_size for group in self._groups]
-        # pre_buffer would read the column of a whole row group into memory, whatever the size of the buffer.
-        self._file = pq.ParquetFile(
-            source, metadata=metadata, buffer_size=_BUFFER_BYTES if max(self.weights, default=0) > _WHOLE_BYTES else 0,
-            pre_buffer=False, page_checksum_verification=True,
-        )  # fmt: skip
-        self.schema = self._file.schema_arrow
+        self._source, self._groups = source, []
+        if kind == "parquet":
+            metadata = pq.read_metadata(source)
+            self._groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+            self.weights = [group.total_byte_size for group in self._groups]
+            # pre_buffer would read the column of a whole row group into memory, whatever the size of the buffer.
+            self._file = pq.ParquetFile(
+                source, metadata=metadata, pre_buffer=False, page_checksum_verification=True,
+                buffer_size=_BUFFER_BYTES if max(self.weights, default=0) > _WHOLE_BYTES else 0,
+            )  # fmt: skip
+            self.schema = self._file.schema_arrow
+        else:
+            is_file = source.read(len(_ARROW_FILE_MARK)) == _ARROW_FILE_MARK
+            self._opener = pa.ipc.open_file if is_file else pa.ipc.open_stream
+            reader = self._open()
+            self.schema = reader.schema
+            self.weights = [1] * getattr(reader, "num_record_batches", 0)
+
+    def _open(self, options: Any = None) -> Any:
+        self._source.seek(0)
+        return self._opener(self._source, options=options)
 
     def batches(self, start: int, end: int | None, column: str) -> Iterator[tuple[str, int, "pa.Array"]]:
-        """Yields parts of a column of the row groups [start, end), each of at most `_BATCH_ROWS` rows.
+        """Yields parts of a column of the row groups, or record batches, [start, end); at most `_BATCH_ROWS` rows each.
 
         A part is (words before a row's number in messages, the number of its first row from 1, its values). Dots in
         `column` lead into structs, unless a column has the whole name.
         """
-        row = 1 + sum(group.num_rows for group in self._groups[:start])
-        for number, group in enumerate(self._groups[start:end], start):
-            mean = group.total_byte_size // max(1, group.num_rows)
-            rows = min(max(_BATCH_BYTES // max(1, mean), 1), _BATCH_ROWS)
-            for batch in self._file.iter_batches(rows, row_groups=[number], columns=[column], use_threads=False):
-                yield "row ", row, _column(batch, column)
-                row += len(batch)
-
-    def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yields ("row N", value by column) of each row."""
-        return _numbered(self._file.iter_batches(_BATCH_ROWS, use_threads=False))
-
-
-class ArrowFile:
-    """Open Arrow file, or stream such as `datasets.Dataset.save_to_disk` writes; memory holds a record batch.
-
-    Attributes:
-      schema: the names and types of its columns.
-      weights: 1 for each record batch of a file; empty for a stream, which has no index.
-    """
-
-    def __init__(self, source: Any) -> None:
-        self._source = source
-        reader = self._open()
-        self.schema = reader.schema
-        self.weights = [1] * getattr(reader, "num_record_batches", 0)
-
-    def _open(self, options: Any = None) -> Any:
         import pyarrow as pa
 
-        self._source.seek(0)
-        is_file = self._source.read(len(_ARROW_FILE_MARK)) == _ARROW_FILE_MARK
-        self._source.seek(0)
-        return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(self._source, options=options)
-
-    def batches(self, start: int, end: int | None, column: str) -> Iterator[tuple[str, int, "pa.Array"]]:
-        """Yields parts of a column of the record batches [start, end), as `ParquetFile.batches` does."""
-        import pyarrow as pa
-
+        if self._groups:
+            row = 1 + sum(group.num_rows for group in self._groups[:start])
+            for number, group in enumerate(self._groups[start:end], start):
+                mean = group.total_byte_size // max(1, group.num_rows)
+                rows = min(max(_BATCH_BYTES // max(1, mean), 1), _BATCH_ROWS)
+                for batch in self._file.iter_batches(rows, row_groups=[number], columns=[column], use_threads=False):
+                    yield "row ", row, _column(batch, column)
+                    row += len(batch)
+            return
         index = self.schema.get_field_index(_path_of(column, self.schema)[0])
         reader = self._open(pa.ipc.IpcReadOptions(included_fields=[index]))
         numbers = range(len(self.weights))[start:end]
@@ -291,17 +264,17 @@ class ArrowFile:
 
     def rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yields ("row N", value by column) of each row."""
-        reader = self._open()
-        return _numbered((reader.get_batch(number) for number in range(len(self.weights))) if self.weights else reader)
-
-
-def _numbered(batches: "Iterable[pa.RecordBatch]") -> Iterator[tuple[str, dict[str, Any]]]:
-    rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
-    return ((f"row {number}", row) for number, row in enumerate(rows, 1))
+        if self._groups:
+            batches: Iterable[pa.RecordBatch] = self._file.iter_batches(_BATCH_ROWS, use_threads=False)
+        else:
+            reader = self._open()
+            batches = map(reader.get_batch, range(len(self.weights))) if self.weights else reader
+        rows = itertools.chain.from_iterable(batch.to_pylist() for batch in batches)
+        return ((f"row {number}", row) for number, row in enumerate(rows, 1))
 
 
 @contextmanager
-def columnar_file(path: str, kind: str) -> Iterator[ParquetFile | ArrowFile]:
+def columnar_file(path: str, kind: str) -> Iterator[ColumnarFile]:
     """Context manager that opens a file of the kind "parquet" or "arrow".
 
     Raises InputError, also for what its block reads, if the file cannot be opened or is damaged.
@@ -314,13 +287,13 @@ def columnar_file(path: str, kind: str) -> Iterator[ParquetFile | ArrowFile]:
         else:
             source = pa.OSFile(path) if kind == "parquet" else pa.memory_map(path)
         with source:
-            yield ParquetFile(source) if kind == "parquet" else ArrowFile(source)
+            yield ColumnarFile(source, kind)
     except BertJaxError:
         raise
     except (OSError, ValueError, NotImplementedError) as error:
         reason = " ".join(str(error).split())[:300]
         raise InputError(
-            f"{path}: cannot be read as {kind.capitalize()} ({reason}); fetch it or write it again"
+            f"{path}: cannot be read as {kind.capitalize()} ({reason}); fetch or write it again"
         ) from error
 
 

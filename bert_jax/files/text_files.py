@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from etils import epath
 
@@ -50,8 +50,6 @@ def text_format(path: str) -> str:
         return named
     with _named(path), open_text(path) as file:
         head = file.read(_HEAD_BYTES).removeprefix(_BYTE_ORDER_MARK)
-    if head.startswith(b"version https://git-lfs"):
-        raise InputError(f"{path}: a pointer of Git LFS, without the file; run: git lfs pull")
     if b"\0" in head:
         raise InputError(
             f"{path}: not text in UTF-8 (byte 0x00 at offset {head.index(0)}); name compressed files "
@@ -63,7 +61,7 @@ def text_format(path: str) -> str:
 def open_text(path: str) -> BinaryIO:
     """Opens a file for reading; compressed files are decompressed, all of their parts, to the last byte.
 
-    Each CR of a file without LF in its first bytes is read as LF: its lines end with CR.
+    A file without LF in its first bytes, but with CR, is read into memory, with LF for each CR: its lines end with CR.
     """
     file = remote.open_to_read(path)
     match COMPRESSED.get(os.path.splitext(path.lower())[1]):
@@ -77,32 +75,7 @@ def open_text(path: str) -> BinaryIO:
 
             buffered = io.BufferedReader(pa.CompressedInputStream(file, compression), 1 << 20)
     head = buffered.peek(_HEAD_BYTES)[:-1]  # type: ignore[attr-defined]  # the last byte may be the CR of a CR LF
-    return buffered if b"\n" in head or b"\r" not in head else io.BufferedReader(_CarriageReturns(buffered), 1 << 20)
-
-
-class _CarriageReturns(io.RawIOBase):
-    """File whose CR is read as LF."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return self._file.seekable()
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        return self._file.seek(offset, whence)
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        buffer[: len(data)] = data.replace(b"\r", b"\n")
-        return len(data)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+    return buffered if b"\n" in head or b"\r" not in head else io.BytesIO(buffered.read().replace(b"\r", b"\n"))
 
 
 def lines_from(path: str, start: int, end: int | None) -> Iterator[tuple[int, bytes]]:

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files import provenance, remote
-from bert_jax.files.format_versions import read_json
+from bert_jax.files.atomic import read_json
 from bert_jax.finetuning.task import Split
 from bert_jax.finetuning.tasks.kinds import KINDS
 from bert_jax.model import BertConfig

@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files import remote
-from bert_jax.files.format_versions import read_json, write_json
+from bert_jax.files.atomic import read_json, write_json
 from bert_jax.finetuning.checks import check_config, check_same_run
 from bert_jax.finetuning.results import RESULT_FILE, read_result
 from bert_jax.finetuning.run import finetune_once

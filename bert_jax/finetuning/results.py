@@ -14,7 +14,7 @@ from etils import epath
 from numpy.typing import ArrayLike
 
 from bert_jax.files import remote
-from bert_jax.files.format_versions import read_json, write_json
+from bert_jax.files.atomic import read_json, write_json
 from bert_jax.finetuning.task import Split, Task
 from bert_jax.tracking.metrics import finite_json
 from bert_jax.training.checkpoints import newest_step

@@ -26,13 +26,6 @@ RECORD = "bert_jax_task"
 
 _SQUAD_TOKENS = 384  # of a window, as the paper and the pipeline of transformers have it
 _FIELDS_OF_TRANSFORMERS = ("classes", "tags", "max_seq_len")
-_NOT_HONOURED: dict[str, tuple[Any, ...]] = {  # fields of config.json: the supported values
-    "model_type": (None, "bert"),
-    "position_embedding_type": (None, "absolute"),
-    "add_cross_attention": (None, False),
-    "pruned_heads": (None, {}),
-    "quantization_config": (None,),
-}
 
 
 @dataclass(frozen=True)
@@ -72,11 +65,10 @@ _PRE_TRAINED = [name for name, architecture in ARCHITECTURES.items() if not arch
 def named_architecture(path: epath.Path, values: Mapping[str, Any]) -> str | None:
     """Returns the model class that `config.json` names; None if it names none.
 
-    Raises InputError for a model that is not BERT, an unsupported variant, and an unsupported class.
+    Raises InputError for a model that is not BERT, and an unsupported class. The weights of a variant do not match.
     """
-    for field, supported in _NOT_HONOURED.items():
-        if values.get(field) not in supported:
-            raise InputError(f"{path}: {field}={values[field]!r:.60} is not supported; expected {supported[-1]!r}")
+    if (kind := values.get("model_type", "bert")) != "bert":
+        raise InputError(f"{path}: model_type={kind!r:.60}: expected bert")
     named = values.get("architectures")
     if named in (None, []):
         return None
@@ -128,59 +120,52 @@ def read_task(
       model_max_length: the maximum tokens of a text.
 
     Raises:
-      InputError: the names of labels or the settings are invalid, or the task is not supported.
+      InputError: the names of labels are invalid, or the task is not supported.
     """
-    if values.get("is_decoder") and ARCHITECTURES[name].heads:  # which the tasks here pool from the last token
-        output = ARCHITECTURES[name].output
-        raise InputError(
-            f"{path}: is_decoder=True: {name} pools the first token, which attends to itself alone; import the encoder "
-            f"alone with --drop {output}"
-        )
     kind = _kind(path, name, values, outputs)
-    own = values.get(RECORD)
-    if own is not None and not (isinstance(own, dict) and isinstance(own.get("name"), str)):
-        raise InputError(f"{path}: {RECORD}={own!r:.60}: expected an object with a name; delete this key")
-    benchmark, _, task = own["name"].partition("/") if own else ("", "", "")
-    is_known = benchmark in KINDS and KINDS[benchmark].kind in ("", kind, {"regress": "classify"}.get(kind))
-    if own is not None and (own.get("kind") != kind or not is_known):
-        log.warning("%s: %s is of another class than %s, and is not read", path, RECORD, name)
-        own = None
-    size, longest = outputs, model_max_length
+    labels = _label_names(path, values, outputs) if kind in ("classify", "tag") else []
+    own: dict[str, Any] = values.get(RECORD) or {}
+    if own and not _is_of(own, kind, labels):
+        log.warning("%s: %s is of another task than %s and its id2label, and is not read", path, RECORD, name)
+        own = {}
+    size, longest, settings = outputs, model_max_length, own
     if kind == "choose":
-        size = own.get("size", 0) if own else 0  # 0: any number of endings
+        size = own.get("size", 0)  # 0: any number of endings
         settings = own or {"name": "choice"}
-    elif kind == "span":
-        longest = longest if own else min(longest, _SQUAD_TOKENS)
+    elif kind == "span" and not own:
+        longest = min(longest, _SQUAD_TOKENS)
         windows = {"doc_stride": min(128, longest // 2), "max_query_length": min(64, longest // 2)}
-        settings = own or {"name": "squad/1.1", **windows}
+        settings = {"name": "squad/1.1", **windows}
     elif kind == "tag":
-        settings = {**(own or {"name": "ner"}), "tags": _label_names(path, values, outputs)}
-    else:
-        classes = _label_names(path, values, outputs) if kind == "classify" else []
-        if own and benchmark == "glue" and (task not in TASKS or [*TASKS[task].classes] != classes):
-            log.warning("%s: id2label has other labels than %s, whose settings are not read", path, benchmark)
-            own = None
-        settings = {**(own or {"name": "text"}), "classes": classes}
+        settings = {**(own or {"name": "ner"}), "tags": labels}
+    elif kind in ("classify", "regress"):
+        settings = {**(own or {"name": "text"}), "classes": labels}
     return {**settings, **TaskHead(kind, size).to_dict(), "max_seq_len": longest}
 
 
+def _is_of(record: Any, kind: str, labels: list[str]) -> bool:
+    """Returns whether a record of settings is of a kind of head, and of the labels if the task has fixed ones."""
+    if not isinstance(record, dict) or record.get("kind") != kind or not isinstance(record.get("name"), str):
+        return False
+    benchmark, _, task = record["name"].partition("/")
+    if benchmark == "glue" and kind == "classify":
+        return task in TASKS and [*TASKS[task].classes] == labels
+    return benchmark in KINDS and KINDS[benchmark].kind in ("", kind, {"regress": "classify"}.get(kind))
+
+
 def _kind(path: epath.Path, name: str, values: Mapping[str, Any], outputs: int) -> str:
-    """Returns the kind of head. InputError for several labels of one text, or several scores."""
+    """Returns the kind of head. InputError for several labels of one text, several scores, and left-to-right models."""
     kinds, output = ARCHITECTURES[name].kinds, ARCHITECTURES[name].output
-    if len(kinds) == 1:
-        expected = {"choose": 1, "span": 2}.get(kinds[0], outputs)
-        if outputs != expected:
-            raise InputError(f"{path.parent}: {output}.bias [{outputs}]: expected [{expected}] for {name}")
-        return kinds[0]
-    problem = values.get("problem_type") or ("regression" if outputs == 1 else "single_label_classification")
-    if problem == "single_label_classification" and outputs > 1:
-        return "classify"
-    if problem == "regression" and outputs == 1:
-        return "regress"
-    raise InputError(
-        f"{path}: problem_type={problem} with {outputs} outputs is not supported: expected one label or one score; "
-        f"import the encoder alone with --drop {output}"
-    )
+    if len(kinds) == 1 and outputs != (expected := {"choose": 1, "span": 2}.get(kinds[0], outputs)):
+        raise InputError(f"{path.parent}: {output}.bias [{outputs}]: expected [{expected}] for {name}")
+    default = "regression" if outputs == 1 else "single_label_classification"
+    problem = values.get("problem_type") or default if len(kinds) > 1 else default
+    if problem != default or (values.get("is_decoder") and ARCHITECTURES[name].heads):
+        raise InputError(
+            f"{path}: {name} with problem_type={problem}, {outputs} outputs and is_decoder={values.get('is_decoder')} "
+            f"is not supported; import the encoder alone with --drop {output}"
+        )
+    return kinds[-1] if problem == "regression" else kinds[0]
 
 
 def _label_names(path: epath.Path, values: Mapping[str, Any], count: int) -> list[str]:

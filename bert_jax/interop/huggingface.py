@@ -1,138 +1,77 @@
-"""Export of a folder for `transformers` and for its Hub: weights, config, tokenizer and model card."""
+"""Export of a folder for `transformers` and for its Hub: weights, config, tokenizer and model card.
+
+The card is `README.md`: the Hub's metadata, YAML between two lines `---`, and what the checkpoint knows; see
+https://huggingface.co/docs/hub/model-cards.
+"""
 
 import json
 import logging
 import os
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import yaml
 from etils import epath
+from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
+from bert_jax import __version__
 from bert_jax.errors import InputError
 from bert_jax.files import provenance, remote
 from bert_jax.files.atomic import new_folder, whole_folder
+from bert_jax.finetuning.results import RESULT_FILE, read_result
 from bert_jax.interop.architectures import ARCHITECTURES, architecture_of, task_config
-from bert_jax.interop.huggingface_reading import CONFIG
-from bert_jax.interop.huggingface_weights import layout, model_settings, state_dict
-from bert_jax.interop.model_card import CARD, Publication, model_card
-from bert_jax.interop.weight_files import WHOLE, read_json
+from bert_jax.interop.importing import CONFIG
+from bert_jax.interop.weights import WHOLE, layout, model_settings, state_dict
 from bert_jax.model.task_heads import TaskHead
 from bert_jax.text.conversion import VOCABULARY
+from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpoints import Checkpoint, check_finite, chosen_steps, open_checkpoint
 
 log = logging.getLogger(__name__)
 
-_REVISION = re.compile(r"step\d+")
+CARD = "README.md"
+_SETTINGS = (  # keys of the run's config in the card, and beginnings of keys
+    "total_steps", "num_epochs", "global_batch_size", "optimizer.", "objective.", "task.max_seq_len", "dtype", "seed",
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Revision:
-    """An exported step of a run: `step1000`, as revisions of models on the Hub are named.
-
-    `is_new` is False if the folder was complete before.
-    """
-
-    step: int
-    folder: str
-    architecture: str
-    is_new: bool
-
-    @property
-    def name(self) -> str:
-        """The name of the folder and of the revision."""
-        return f"step{self.step}"
-
-
-def export_steps(
-    workdir: str, output: str, steps: str, publication: Publication | None = None
-) -> list[Revision]:  # fmt: skip
-    """Exports steps of a workdir to `output`/stepN, each as `export` does; returns them in ascending order.
-
-    Skips the folder of a step that is complete, and checks that it is of the same checkpoint.
-
-    Args:
-      workdir: a workdir of pre-training or fine-tuning.
-      output: a folder, new or of an earlier call.
-      steps: "all", or step numbers such as "0,1000".
-      publication: as for `export`.
-
-    Raises:
-      InputError: a step is not in the workdir, its folder holds anything else, or `output` has steps of another run;
-        then nothing is written.
-    """
-    folder = remote.parse_path(output)
-    if not output or (remote.exists(folder) and not folder.is_dir()):
-        raise InputError(f"output={output!r}: is no folder; expected a new folder, or that of an earlier export")
-    steps_chosen = chosen_steps(workdir, steps)
-    complete = _complete_steps(workdir, folder)  # before anything is written
-    revisions: list[Revision] = []
-    for step in steps_chosen:
-        target = folder / f"step{step}"
-        if step in complete:
-            log.info("%s is complete and is kept, with its model card", target)
-            (architecture,) = read_json(target / CONFIG)["architectures"]
-        else:
-            checkpoint = open_checkpoint(workdir, step)
-            architecture = _export(checkpoint, target, publication, folder.name, target.name)
-        revisions.append(Revision(step, str(target), architecture, step not in complete))
-    return revisions
-
-
-def _complete_steps(workdir: str, output: epath.Path) -> set[int]:
-    """Returns the steps of a workdir whose exports in `output` are complete.
-
-    A folder of a step that the workdir has must be the export of this checkpoint, by its digest, for a workdir may be
-    moved. That of another step must be from the same path as one of these. Raises InputError for any other.
-    """
-    children = [
-        child for child in remote.children(output) if _REVISION.fullmatch(child.name) and remote.is_taken(child)
-    ]
-    if remote.is_remote(output):  # where an upload that was interrupted lacks the config, which is written last
-        children = [child for child in children if remote.exists(child / CONFIG)]
-    folders = {int(child.name.removeprefix("step")): child for child in children}
-    kept = folders.keys() & set(chosen_steps(workdir, "all"))
-    exported = {step: _exported_checkpoint(child) for step, child in folders.items()}
-    for step in sorted(kept):
-        reference = open_checkpoint(workdir, step).reference()
-        if any(exported[step].get(key) != reference[key] for key in ("step", "digest")):
-            raise InputError(
-                f"{folders[step]}: already exists, and is not the export of {reference['path']}; choose another folder"
-            )
-    same = {str(remote.absolute(workdir)), *(_workdir_of(exported[step]) for step in kept)}
-    for step in sorted(folders.keys() - kept):
-        if exported[step] and (other := _workdir_of(exported[step])) not in same:
-            raise InputError(f"{folders[step]}: is of the run in {other}, not of {workdir}; choose another folder")
-    return kept
-
-
-def _exported_checkpoint(folder: epath.Path) -> dict[str, Any]:
-    """Returns the `Checkpoint.reference` in the provenance of an export; {} without one."""
-    path = folder / provenance.FILE
-    found = read_json(path).get("runs", [{}])[-1].get("inputs", {}).get("checkpoint") if remote.exists(path) else None
-    return found if isinstance(found, dict) else {}
-
-
-def _workdir_of(reference: Mapping[str, Any]) -> str:
-    """Returns the workdir of a step's `Checkpoint.reference`."""
-    return str(epath.Path(reference["path"]).parent.parent)
-
-
-def export(checkpoint: Checkpoint, output: str, publication: Publication | None = None) -> str:
+def export(checkpoint: Checkpoint, output: str, metadata: Mapping[str, Any] | None = None) -> str:
     """Writes `config.json`, `model.safetensors`, the tokenizer's files, a model card and the provenance to `output`.
 
-    Returns the name of the class; see `architecture_of`. The folder is written atomically.
+    `metadata` are facts for the card that the checkpoint does not know: `license`, the Hub's identifier such as
+    `apache-2.0`; `language`, ISO 639-1 codes; and `datasets`, names on the Hub. Returns the name of the class; see
+    `architecture_of`. The folder is written atomically.
 
     Raises InputError if `output` is a file or a folder that is not empty, and as `architecture_of` does.
     """
     folder = new_folder(output)
-    return _export(checkpoint, folder, publication, folder.name)
+    return _export(checkpoint, folder, metadata, folder.name)
+
+
+def export_steps(
+    workdir: str, output: str, steps: str, metadata: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Exports steps of a workdir to `output`/stepN, each as `export` does, named as revisions of models on the Hub are.
+
+    Returns `step`, `folder` and `architecture` of each, in ascending order. `steps` is "all", or step numbers such as
+    "0,1000". Raises InputError if a step is not in the workdir, or its folder is not empty; then nothing is written.
+    """
+    folder = remote.parse_path(output)
+    if remote.exists(folder) and not folder.is_dir():
+        raise InputError(f"output={output!r}: is no folder; expected one")
+    targets = {step: new_folder(str(folder / f"step{step}")) for step in chosen_steps(workdir, steps)}
+    return [
+        {
+            "step": step, "folder": str(target),
+            "architecture": _export(open_checkpoint(workdir, step), target, metadata, folder.name, target.name),
+        }
+        for step, target in targets.items()
+    ]  # fmt: skip
 
 
 def _export(
-    checkpoint: Checkpoint, folder: epath.Path, publication: Publication | None, name: str, revision: str = ""
+    checkpoint: Checkpoint, folder: epath.Path, metadata: Mapping[str, Any] | None, name: str, revision: str = ""
 ) -> str:
     """Writes the folder of `export`, whose model card has the title `name`."""
     log.info("Reading %s and writing %s", checkpoint.path, folder)
@@ -152,10 +91,8 @@ def _export(
         "architectures": [architecture], "model_type": "bert", **config.to_dict(), "pad_token_id": tokenizer.pad_id,
         "dtype": "float32", **(task_config(task) if task else {}),
     }  # fmt: skip
-    card = model_card(
-        checkpoint, architecture, name, publication or Publication(), revision=revision,
-        parameters=sum(value.size for value in weights.values()),
-    )  # fmt: skip
+    size = sum(value.size for value in weights.values())
+    card = model_card(checkpoint, architecture, name, metadata or {}, parameters=size, revision=revision)
     with whole_folder(folder, last=CONFIG) as partial:  # a remote folder with the config is complete
         tokenizer.save(partial, model_max_length=longest)
         if tokenizer.kind == "wordpiece" and "" not in tokenizer.vocab:  # for BertTokenizer of version 4, and others
@@ -166,3 +103,69 @@ def _export(
         os.chmod(partial / WHOLE, os.stat(partial / CONFIG).st_mode & 0o777)  # save_file makes it 0600
         provenance.append(partial, provenance.record({"checkpoint": checkpoint.reference()}))
     return architecture
+
+
+def model_card(
+    checkpoint: Checkpoint, architecture: str, name: str, metadata: Mapping[str, Any], *, parameters: int,
+    revision: str = "",
+) -> str:  # fmt: skip
+    """Returns the text of the card of a model that is exported as `architecture`.
+
+    `name` is its title, `parameters` the number of its parameters, and `revision` the name of a step among others. The
+    card names no data set but those of the metadata: a file in the format of a benchmark may be anyone's.
+    """
+    config, tokenizer, task = checkpoint.bert_config, checkpoint.tokenizer, checkpoint.task or {}
+    known = {
+        **metadata, "library_name": "transformers", "pipeline_tag": ARCHITECTURES[architecture].pipeline,
+        "tags": ["bert", "jax", "bert_jax"],
+    }  # fmt: skip
+    front = yaml.safe_dump({key: value for key, value in known.items() if value}, sort_keys=False, allow_unicode=True)
+    origin = "Fine-tuned" if task else "Pre-trained" if checkpoint.config else "Converted"
+    case, accents = "uncased" if tokenizer.lowercase else "cased", "stripped" if tokenizer.strip_accents else "kept"
+    place = f'"USER/{name}", revision="{revision}"' if revision else '"FOLDER"'
+    bare = ", add_pooling_layer=False" if architecture == "BertModel" and not checkpoint.heads else ""
+    lines = [
+        f"---\n{front}---\n\n# {name}\n",
+        f"{origin} with bert_jax {__version__}, as `{architecture}`, after step {checkpoint.step:,}.\n",
+        f"- {config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} heads, "
+        f"feed-forward size {config.intermediate_size}, `hidden_act` {config.hidden_act}",
+        f"- {parameters:,} parameters",
+        f"- {tokenizer.vocab_size:,} pieces of {tokenizer.title}, {case}, accents {accents}",
+        f"- at most {task.get('max_seq_len', config.max_position_embeddings)} tokens",
+        f"\n## Use\n\n```python\nfrom transformers import AutoTokenizer, {architecture}\n",
+        f"tokenizer = AutoTokenizer.from_pretrained({place})",
+        f"model = {architecture}.from_pretrained({place}{bare})\n```",
+    ]
+    if names := task.get("classes") or task.get("tags"):
+        lines.append(f"\n## Labels\n\n{', '.join(f'`{label}`' for label in names)}")
+    keys = flatten_dict(checkpoint.config, sep=".")
+    settings = [
+        f"| `{key}` | {value} |" for key, value in keys.items() if key.startswith(_SETTINGS) and value is not None
+    ]
+    if settings:
+        lines += ["\n## Training\n\n| setting | value |\n| --- | --- |", *settings]
+    if scores := [f"| {split} | {metric} | {value:.4f} |" for split, metric, value in _scores(checkpoint)]:
+        lines += ["\n## Evaluation\n\n| split | metric | value |\n| --- | --- | --- |", *scores]
+    return "\n".join(lines) + "\n"
+
+
+def _scores(checkpoint: Checkpoint) -> Iterator[tuple[str, str, float]]:
+    """Yields (split, metric, value) of what a run recorded at the checkpoint's step, without counts and thresholds.
+
+    It is in `result.json` of a fine-tuning run, and in the rows of metrics of pre-training.
+    """
+    workdir = checkpoint.path.parent.parent
+    found: dict[str, Mapping[str, Any]] = {}
+    if checkpoint.config and checkpoint.task is not None and remote.exists(workdir / RESULT_FILE):
+        result = read_result(workdir / RESULT_FILE)
+        found = result.get("scores") or {} if result.get("step") == checkpoint.step else {}
+    elif checkpoint.config and checkpoint.task is None:
+        for row in read_metrics(workdir):
+            if (row["step"], row.get("split")) == (checkpoint.step, "eval"):
+                found = {
+                    "eval": {name: row[name] for name in row if name.endswith(("_accuracy", "mlm_loss", "nsp_loss"))}
+                }
+    for split, metrics in found.items():
+        for name, value in metrics.items():
+            if isinstance(value, int | float) and not name.endswith(("total", "_thresh")):
+                yield split, name, value

@@ -9,7 +9,7 @@ from typing import Any
 from etils import epath
 
 from bert_jax.files import atomic
-from bert_jax.files.format_versions import write_json
+from bert_jax.files.atomic import write_json
 
 TABLE_VERSION = 1
 """The format of `table.json`."""

@@ -17,7 +17,7 @@ from etils import epath
 from bert_jax.config_keys import FinetuneConfig, PretrainConfig
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.files.format_versions import read_json
+from bert_jax.files.atomic import read_json
 from bert_jax.sections import Section, flatten, from_mapping
 from bert_jax.tracking.metrics import read_metrics
 

@@ -44,7 +44,7 @@ from etils import epath
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, provenance, remote
-from bert_jax.files.format_versions import check_version
+from bert_jax.files.atomic import check_version
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.text.tokenizer import Tokenizer

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from bert_jax.config_keys import RunConfig
 from bert_jax.errors import InputError, NotBegun
 from bert_jax.files import provenance, remote
-from bert_jax.files.format_versions import write_json
+from bert_jax.files.atomic import write_json
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.progress import Bars

@@ -4,9 +4,6 @@ import asyncio
 import errno
 import os
 import random
-import stat
-import subprocess
-import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -139,33 +136,6 @@ def test_pipes_and_symbolic_links_are_written_through(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe"]
 
 
-def test_output_that_the_process_has_open_is_added_to(tmp_path):
-    program = "import sys; from bert_jax.files import atomic; atomic.write_whole(sys.argv[1], b'row\\n')"
-    output = tmp_path / "all.txt"
-    output.write_text("old\n")
-    with output.open("ab") as stdout:
-        for name in ("/dev/stdout", "/dev/fd/1", "/dev/stdout"):
-            stdout.write(b"new\n")
-            stdout.flush()
-            subprocess.run([sys.executable, "-c", program, name], stdout=stdout, check=True)
-    assert output.read_text() == "old\n" + "new\nrow\n" * 3
-    assert [path.name for path in tmp_path.iterdir()] == ["all.txt"]
-
-
-def test_a_folder_has_its_lock_before_another_process_could_delete_it(tmp_path, monkeypatch):
-    flock, unlocked = atomic.fcntl.flock, []
-
-    def list_first(descriptor, kind):
-        unlocked.extend(path.name for path in tmp_path.glob(".output.partial-*"))
-        flock(descriptor, kind)
-
-    monkeypatch.setattr(atomic.fcntl, "flock", list_first)
-    with atomic.whole_folder(epath.Path(tmp_path / "output"), last="a") as made:
-        assert made.name.startswith(".output.partial-")
-    assert not unlocked
-    assert [path.name for path in tmp_path.iterdir()] == ["output"]
-
-
 @pytest.mark.parametrize("where", ["local", "remote"])
 def test_folders_are_published_whole(where: str, store, tmp_path: Path):
     folder = FOLDER if where == "remote" else epath.Path(tmp_path / "output")
@@ -208,31 +178,12 @@ def test_two_writers_of_a_folder_never_mix(taken: bool, tmp_path: Path):
     assert [path.name for path in folder.iterdir()] == ["b" if taken else "a"]
 
 
-def test_an_empty_folder_keeps_its_mode_and_group(tmp_path: Path):
-    (tmp_path / "output").mkdir()
-    group = 12345 if os.getuid() == 0 else os.getgid()
-    os.chown(tmp_path / "output", -1, group)
-    os.chmod(tmp_path / "output", 0o2750)
-    with atomic.whole_folder(epath.Path(tmp_path / "output"), last="a") as made:
-        assert stat.S_IMODE(os.stat(made).st_mode) == 0o2750
-        (made / "a").write_text("a")
-    found = os.stat(tmp_path / "output")
-    assert (stat.S_IMODE(found.st_mode), found.st_gid) == (0o2750, group)
-
-
 @pytest.mark.parametrize("name", [".", "../here", "{}"])
 def test_the_working_folder_is_no_output(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(InputError, match="working folder"):
         atomic.new_folder(name.format(tmp_path / "here"))
-
-
-def test_a_path_through_a_missing_folder_is_there_afterwards(tmp_path: Path):
-    folder = atomic.new_folder(f"{tmp_path}/a/b/../c")
-    with atomic.whole_folder(folder, last="a") as made:
-        (made / "a").write_text("a")
-    assert (folder / "a").exists()
 
 
 @pytest.mark.parametrize("name", ["", "folder/", "old"])
@@ -247,18 +198,8 @@ def test_output_that_cannot_be_written_is_refused(tmp_path: Path):
     atomic.check_file_output(str(tmp_path / "new" / "file"))
     assert list((tmp_path / "new").iterdir()) == []
     atomic.check_file_output("/dev/stdout")
-    with pytest.raises(OSError, match="'/proc/file'"):
+    with pytest.raises(OSError, match="/proc/"):
         atomic.check_file_output("/proc/file")
-
-
-def test_a_mount_point_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "mounted")
-    with (
-        pytest.raises(InputError, match=r"output=.*mounted/NAME"),
-        atomic.whole_folder(epath.Path(tmp_path / "mounted"), last="a"),
-    ):
-        pass
-    assert not list(tmp_path.iterdir())
 
 
 def test_what_a_killed_write_left_is_overwritten(tmp_path: Path):
@@ -303,7 +244,7 @@ def test_errors_that_pass_are_retried_by_the_library_and_then_end_the_command(st
 def test_a_connection_that_is_silent_is_given_up_and_the_request_repeated(store, monkeypatch):
     store.put("folder/a", b"text")
     monkeypatch.setattr(remote, "SILENCE_SECONDS", 0.5)
-    monkeypatch.delitem(fsspec.config.conf["gcs"], "requests_timeout")
+    monkeypatch.delitem(fsspec.config.conf["gcs"], "requests_timeout", raising=False)
     GCSFileSystem.clear_instance_cache()
     store.requests.clear()
     store.stall("GET", "folder/a", "alt=media", seconds=2, times=1)

@@ -65,14 +65,6 @@ def test_a_file_that_is_no_text_is_refused(content: bytes, name: str, tmp_path: 
         documents(path, "replace")
 
 
-@pytest.mark.parametrize("name", ["corpus.txt", "train.csv", "wiki.jsonl"])
-def test_a_pointer_of_git_lfs_is_refused(name: str, tmp_path: Path):
-    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
-    (tmp_path / name).write_text(pointer)
-    with pytest.raises(InputError, match=rf"{name}: a pointer of Git LFS.*git lfs pull"):
-        documents(tmp_path / name)
-
-
 def test_invalid_utf8_is_refused_with_its_line(tmp_path: Path):
     (tmp_path / "a.txt").write_bytes(b"the ship .\nthe caf\xe9 .\n")
     with pytest.raises(InputError, match=r"a\.txt:2: .*UTF-8.*0xe9"):

@@ -112,14 +112,14 @@ def test_folder_in_one_that_may_not_be_listed_loads(
     folders: dict[str, tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ):
     checkpoint, folder = folders["pretraining"]
-    listed = importing._list_files
+    listed = importing._names
 
     def refuse(path):
         if path == epath.Path(folder.parent):
             raise PermissionError(13, "Permission denied", str(path))
         return listed(path)
 
-    monkeypatch.setattr(importing, "_list_files", refuse)
+    monkeypatch.setattr(importing, "_names", refuse)
     assert_same(bert_jax.load(str(folder)), bert_jax.load(str(checkpoint)))
 
 

@@ -13,7 +13,7 @@ from support import batches, sources
 from bert_jax.batch import HostBatch
 from bert_jax.config import load_config
 from bert_jax.config_keys import MeshKeys
-from bert_jax.interop.huggingface_weights import layout, state_dict
+from bert_jax.interop.weights import layout, state_dict
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import HEADS
 from bert_jax.parallel.mesh import make_mesh, put_batch

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -26,18 +25,13 @@ def workdir(dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return folder
 
 
-def written(folder: Path) -> dict[str, int]:
-    """The time of the last change of each revision's weights."""
-    return {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("*/model.safetensors")}
-
-
 def test_every_kept_step_has_a_folder(workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     output = tmp_path / "my-bert"
     command = ["export", "--checkpoint", str(workdir), "--output", str(output), "--steps", "all"]
     assert cli.main([*command, "--license", "mit", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [(entry["step"], Path(entry["folder"]).name, entry["is_new"]) for entry in found["steps"]] == [
-        (0, "step0", True), (1, "step1", True), (3, "step3", True)
+    assert [(entry["step"], Path(entry["folder"]).name) for entry in found["steps"]] == [
+        (0, "step0"), (1, "step1"), (3, "step3")
     ]  # fmt: skip
     assert {path.name for path in output.iterdir()} == {"step0", "step1", "step3"}
     for step in (0, 1, 3):
@@ -53,55 +47,13 @@ def test_every_kept_step_has_a_folder(workdir: Path, tmp_path: Path, capsys: pyt
         assert "revision" not in (alone / "README.md").read_text()
 
 
-def test_second_call_writes_what_is_missing(workdir: Path, tmp_path: Path):
-    assert [revision.name for revision in huggingface.export_steps(str(workdir), str(tmp_path), "1,0")] == [
-        "step0", "step1"
-    ]  # fmt: skip
-    before = written(tmp_path)
-    (tmp_path / ".step3.partial-0123abcd").mkdir()  # of a call that was killed
-    revisions = huggingface.export_steps(str(workdir), str(tmp_path), "all")
-    assert [(revision.step, revision.is_new) for revision in revisions] == [(0, False), (1, False), (3, True)]
-    assert {revision.architecture for revision in revisions} == {"BertForPreTraining"}
-    after = written(tmp_path)
-    assert {name: after[name] for name in before} == before
-    assert {path.name for path in tmp_path.iterdir()} == {"step0", "step1", "step3"}
-
-
-def test_folder_of_another_checkpoint_is_refused_before_anything_is_written(workdir: Path, tmp_path: Path):
-    huggingface.export_steps(str(workdir), str(tmp_path / "a"), "1")
-    (tmp_path / "b").mkdir()
-    shutil.copytree(tmp_path / "a" / "step1", tmp_path / "b" / "step3")
-    with pytest.raises(InputError, match=r"b/step3.*checkpoints/3"):
-        huggingface.export_steps(str(workdir), str(tmp_path / "b"), "all")
-    (tmp_path / "c" / "step3").mkdir(parents=True)
-    (tmp_path / "c" / "step3" / "mine").write_text("mine")
-    with pytest.raises(InputError, match=r"c/step3"):
-        huggingface.export_steps(str(workdir), str(tmp_path / "c"), "all")
-    assert [[path.name for path in (tmp_path / name).iterdir()] for name in ("b", "c")] == [["step3"], ["step3"]]
-
-
-def test_folder_with_steps_of_another_run_is_refused(workdir: Path, dataset_dir: Path, tmp_path: Path):
-    other = tmp_path / "other"
-    changes = {**MILESTONES, "checkpoint__milestones": (0, 2)}
-    pretrain(helpers.small_config(dataset_dir, optimizer__warmup_steps=1, seed=1, **changes), str(other))
-    output = tmp_path / "my-bert"
-    huggingface.export_steps(str(other), str(output), "2")  # a step that the first run does not have
-    with pytest.raises(InputError, match=rf"{output}/step2: .*{other}"):
-        huggingface.export_steps(str(workdir), str(output), "1")
-    huggingface.export_steps(str(other), str(tmp_path / "later"), "3")  # a step that both have, and is not exported
-    with pytest.raises(InputError, match=r"later/step3.*checkpoints/3"):
-        huggingface.export_steps(str(workdir), str(tmp_path / "later"), "1")
-    assert {path.name for path in (*output.iterdir(), *(tmp_path / "later").iterdir())} == {"step2", "step3"}
-
-
-def test_moved_workdir_adds_to_the_steps_that_it_exported(workdir: Path, tmp_path: Path):
-    run, output = shutil.copytree(workdir, tmp_path / "run"), tmp_path / "my-bert"
-    huggingface.export_steps(str(run), str(output), "0,1")
-    moved = run.rename(tmp_path / "moved")
-    shutil.rmtree(moved / "checkpoints" / "0")
-    revisions = huggingface.export_steps(str(moved), str(output), "3")
-    assert [(revision.step, revision.is_new) for revision in revisions] == [(3, True)]
-    assert {path.name for path in output.iterdir()} == {"step0", "step1", "step3"}
+def test_a_step_that_is_there_is_refused_before_anything_is_written(workdir: Path, tmp_path: Path):
+    assert [entry["step"] for entry in huggingface.export_steps(str(workdir), str(tmp_path / "a"), "3,1")] == [1, 3]
+    with pytest.raises(InputError, match=r"a/step1.*not empty"):
+        huggingface.export_steps(str(workdir), str(tmp_path / "a"), "all")
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {"step1", "step3"}
+    (added,) = huggingface.export_steps(str(workdir), str(tmp_path / "a"), "0")
+    assert added["architecture"] == "BertForPreTraining"
 
 
 @pytest.mark.parametrize(

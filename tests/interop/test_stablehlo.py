@@ -9,13 +9,13 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from support import helpers, sources
 
 import bert_jax
 from bert_jax import cli
 from bert_jax.errors import install_hint
 from bert_jax.interop import stablehlo
-from bert_jax.model.task_heads import BertForTask
 
 NEEDS_FLATBUFFERS = "needs the stablehlo extra: flatbuffers"
 TEXTS = ["A text.", "Another, longer text."]  # of the README
@@ -40,48 +40,33 @@ def test_a_pre_trained_model_in_a_fresh_process(vocabulary: list[str], tmp_path:
     assert cli.main(command) == 0
     (made,) = json.loads((tmp_path / "hlo" / "provenance.json").read_text())["runs"]
     assert made["inputs"]["checkpoint"]["path"] == str(checkpoint.path)
-    described = json.loads((tmp_path / "hlo" / "stablehlo.json").read_text())
-    assert described["programs"] == ["encode", "logits"]
     result = run_readme(tmp_path / "hlo")
     live = bert_jax.load(str(checkpoint.path))
     batch = live.batch(TEXTS)
     mlm, nsp = jax.jit(lambda batch: live.model(batch))(batch)
     np.testing.assert_allclose(result["mlm"], mlm[..., : live.config.vocab_size], atol=1e-5)
     np.testing.assert_allclose(result["nsp"], nsp[:, 0], atol=1e-5)
+    np.testing.assert_allclose(result["hidden"], live.model.encode(batch)[0], atol=1e-5)
 
 
-def test_batch_and_length_are_free(vocabulary: list[str], tmp_path: Path):
+@pytest.mark.parametrize("kind", ["pooler", "classify", "tag"])
+def test_batch_and_length_are_free(kind: str, vocabulary: list[str], tmp_path: Path):
     pytest.importorskip("flatbuffers", reason=NEEDS_FLATBUFFERS)
-    from safetensors.numpy import load_file
-
     checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary, ("pooler",))
-    assert stablehlo.export(checkpoint, str(tmp_path / "hlo")) == ["encode"]
-    program = jax.export.deserialize(bytearray((tmp_path / "hlo" / "encode.stablehlo").read_bytes()))
+    if kind != "pooler":
+        record = {"name": "text", "classes": ["a", "b", "c"], "texts": [], "id": "id"}
+        checkpoint = sources.write_fine_tuned(tmp_path / "task", checkpoint, kind, record, size=3)
+    stablehlo.export(checkpoint, str(tmp_path / "hlo"))
+    program = jax.export.deserialize(bytearray((tmp_path / "hlo" / "model.stablehlo").read_bytes()))
     assert {"cpu", "cuda", "tpu"} <= set(program.platforms)
     parameters = load_file(tmp_path / "hlo" / "parameters.safetensors")
     live = bert_jax.load(str(checkpoint.path))
-    encode = jax.jit(lambda batch: live.model.encode(batch)[0])
     for texts in (["the ship"], ["the old clock and the baker .", "a storm", "the moon hears a ghost ."]):
         batch = live.batch(texts)
-        inputs = [batch["input_ids"], batch["token_type_ids"], batch["sequence_ids"]]
-        np.testing.assert_allclose(program.call(parameters, *inputs), encode(batch), atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["classify", "tag"])
-def test_a_fine_tuned_model(kind: str, vocabulary: list[str], tmp_path: Path):
-    pytest.importorskip("flatbuffers", reason=NEEDS_FLATBUFFERS)
-    before = sources.write_checkpoint(tmp_path / "before", vocabulary)
-    record = {"name": "text", "classes": ["a", "b", "c"], "texts": [], "id": "id"}
-    checkpoint = sources.write_fine_tuned(tmp_path / "task", before, kind, record, size=3)
-    stablehlo.export(checkpoint, str(tmp_path / "hlo"))
-    live = bert_jax.load(str(checkpoint.path))
-    batch = live.batch(TEXTS)
-    inputs = [batch["input_ids"], batch["token_type_ids"], batch["sequence_ids"]]
-    program = jax.export.deserialize(bytearray((tmp_path / "hlo" / "logits.stablehlo").read_bytes()))
-    outputs = program.call(
-        stablehlo.flatten(checkpoint.load_parameters(build=BertForTask, head=live.model.head)), *inputs
-    )
-    np.testing.assert_allclose(outputs["outputs"], live.model(batch), atol=1e-5)
+        result = program.call(parameters, batch["input_ids"], batch["token_type_ids"], batch["sequence_ids"])
+        name, expected = ("hidden", live.model.encode(batch)[0]) if kind == "pooler" else ("outputs", live.model(batch))
+        assert [*result] == [name]
+        np.testing.assert_allclose(result[name], expected, atol=1e-5)
 
 
 def test_what_the_command_refuses(

@@ -1,21 +1,36 @@
-"""Converts BERT's weights to and from the names and shapes of Hugging Face's `transformers`.
+"""BERT's weights in `transformers`: their names, shapes and files.
 
 One table maps each weight to a slice of a parameter: for export and import, of pre-trained and fine-tuned models. In
 `transformers` dense weights are [out, in]; query, key and value are separate matrices; layers are numbered; the
 vocabulary has no padding.
+
+The files are safetensors, or those of torch, which unpickles them without running code; each is a single file, or
+shards with an index. TensorFlow's are read by `tensorflow_checkpoints`.
 """
 
+import pickle
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
+import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
+from etils import epath
+from safetensors import SafetensorError, safe_open
 
+from bert_jax.errors import InputError, install_hint
+from bert_jax.files.atomic import read_json
 from bert_jax.interop.architectures import ARCHITECTURES
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
+
+WHOLE = "model.safetensors"
+
+_DTYPES = ("F32", "F16", "BF16", "float32", "float16", "bfloat16")
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "module")  # keys under which trainers save a state dict
 
 
 @dataclass(frozen=True)
@@ -75,15 +90,14 @@ def layout(config: BertConfig, architecture: str, heads: Collection[str], output
         result.append(Weight(f"{name}.weight", (size,), (*path, "scale"), index))
         result.append(Weight(f"{name}.bias", (size,), (*path, "bias"), index))
 
-    name = f"{encoder}embeddings"
-    result += [
-        Weight(f"{name}.word_embeddings.weight", (vocab, size), ("embeddings", "word"), (slice(vocab),)),
-        Weight(
-            f"{name}.position_embeddings.weight", (config.max_position_embeddings, size), ("embeddings", "position")
-        ),
-        Weight(f"{name}.token_type_embeddings.weight", (config.type_vocab_size, size), ("embeddings", "token_type")),
-    ]
-    norm(f"{name}.LayerNorm", ("embeddings", "norm"))
+    def table(name: str, rows: int, parameter: str) -> None:
+        path = ("embeddings", parameter)
+        result.append(Weight(f"{encoder}embeddings.{name}.weight", (rows, size), path, (slice(rows),)))
+
+    table("word_embeddings", vocab, "word")
+    table("position_embeddings", config.max_position_embeddings, "position")
+    table("token_type_embeddings", config.type_vocab_size, "token_type")
+    norm(f"{encoder}embeddings.LayerNorm", ("embeddings", "norm"))
 
     layers = ("encoder", "layers")
     attention, feed_forward = (*layers, "attention"), (*layers, "feed_forward")
@@ -124,3 +138,99 @@ def parameters_of(shapes: Parameters, weights: Sequence[Weight], read: Callable[
     for weight in weights:
         weight.write(parameters, read(weight.name))
     return parameters
+
+
+# --- Files -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight in a `file`, with its name there, its shape in `transformers`, and a function that reads its value."""
+
+    file: epath.Path
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    value: Callable[[], np.ndarray]
+
+    def __str__(self) -> str:
+        return f"{self.name} {list(self.shape)}"
+
+    def read(self) -> np.ndarray:
+        """Reads the value as fp32. InputError if it has another dtype than F32, F16 and BF16, or is not finite."""
+        if self.dtype not in _DTYPES:
+            raise InputError(f"{self.file}: {self.name} has dtype {self.dtype}; expected F32, F16 or BF16")
+        value = self.value().astype(np.float32)
+        if not np.isfinite(value).all():
+            raise InputError(f"{self.file}: {self.name} has values that are not finite; use another model")
+        return value
+
+
+def open_weights(path: epath.Path) -> dict[str, StoredWeight]:
+    """Returns every weight by name, of a file of safetensors or torch, or of the shards that an index lists.
+
+    Raises InputError for a damaged or missing file, an index that does not match its shards, and a pickle without
+    torch, or with anything but weights.
+    """
+    if path.suffix != ".json":
+        return _open_safetensors(path) if path.suffix == ".safetensors" else _open_pickle(path)
+    placed = read_json(path).get("weight_map")
+    if not isinstance(placed, dict) or not all(isinstance(file, str) for file in placed.values()):
+        raise InputError(f"{path}: weight_map must map weight names to files")
+    weights: dict[str, StoredWeight] = {}
+    for file in sorted(set(placed.values())):
+        weights |= open_weights(path.parent / file)
+    if different := sorted(weights.keys() ^ placed.keys()):
+        raise InputError(f"{path}: weight {different[0]!r} is only in the index, or only in a shard; use one model's")
+    return weights
+
+
+def _open_safetensors(path: epath.Path) -> dict[str, StoredWeight]:
+    def value(name: str) -> np.ndarray:
+        with safe_open(str(path), "numpy") as opened:
+            result: np.ndarray = opened.get_tensor(name)
+            return result
+
+    try:
+        with safe_open(str(path), "numpy") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            return {
+                name: StoredWeight(path, name, tuple(part.get_shape()), part.get_dtype(), partial(value, name))
+                for name, part in slices.items()
+            }
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path}: damaged, or no file ({error}); download it again") from error
+
+
+def _open_pickle(path: epath.Path) -> dict[str, StoredWeight]:
+    """Opens a state dict that torch saved. `weights_only` builds tensors and containers alone, and runs no code."""
+    try:
+        import torch
+    except ImportError as error:
+        raise InputError(
+            f"{path}: torch is required to read it without running code; {install_hint('parity')}"
+        ) from error
+    try:
+        content = torch.load(str(path), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise InputError(f"{path}: not a file of weights alone, or damaged ({str(error)[:80]}); not loaded") from error
+
+    def is_state_dict(value: Any) -> bool:
+        return isinstance(value, Mapping) and all(isinstance(tensor, torch.Tensor) for tensor in value.values())
+
+    wrapped = [key for key in _WRAPPERS if isinstance(content, dict) and is_state_dict(content.get(key))]
+    if not is_state_dict(content) and len(wrapped) != 1:
+        found = " and ".join(wrapped) or "neither"
+        raise InputError(f"{path}: expected weights by name, or one of {', '.join(_WRAPPERS)} with them; got {found}")
+    tensors = content if is_state_dict(content) else content[wrapped[0]]
+
+    def value(name: str) -> np.ndarray:
+        result: np.ndarray = tensors[name].float().numpy()
+        return result
+
+    return {
+        name: StoredWeight(
+            path, name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), partial(value, name)
+        )
+        for name, tensor in tensors.items()
+    }
