@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 
 from bert_jax.errors import InputError
-from bert_jax.sections import Must, Section, flatten, from_mapping, to_dict, with_values
+from bert_jax.sections import Must, Section, flatten, with_values
 
 
 @dataclass(frozen=True)
@@ -86,11 +85,3 @@ def test_keys_of_a_phase_have_the_types_of_the_keys():
         with_values(config, {"phases.1.inner.rate": 0})
     with pytest.raises(InputError, match=r"^phases\.1\.inner\.rat: unknown key \(did you mean inner\.rate\?\)"):
         with_values(config, {"phases.1.inner.rat": 1})
-
-
-def test_json_and_back():
-    config = with_values(Outer(), {"shares": (1, 2), "inner.mode": "exact", "phases": ({"steps": 1},)})
-    assert from_mapping(Outer, json.loads(json.dumps(to_dict(config)))) == config
-    assert from_mapping(Outer, {"inner": {"rate": 2}}).inner == Inner(rate=2.0)
-    with pytest.raises(InputError, match=r"^inner\.mod: unknown key"):
-        from_mapping(Outer, {"inner": {"mod": "fast"}})

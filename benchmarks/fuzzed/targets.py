@@ -70,17 +70,14 @@ def _sentencepiece() -> list[bytes]:
 
     import sentencepiece
 
-    found = []
-    for kind in ("unigram", "bpe"):
-        model = io.BytesIO()
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter([f"{a} {b} {c}" for a in VOCABULARY[5:] for b in "xyz" for c in TEXTS]),
-            model_writer=model, vocab_size=44, model_type=kind, minloglevel=2,
-            pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, pad_piece="[PAD]", unk_piece="[UNK]",
-            control_symbols=["[CLS]", "[SEP]", "[MASK]"],
-        )  # fmt: skip
-        found.append(model.getvalue())
-    return found
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([f"{a} {b} {c}" for a in VOCABULARY[5:] for b in "xyz" for c in TEXTS]),
+        model_writer=model, vocab_size=44, model_type="unigram", minloglevel=2,
+        pad_id=0, unk_id=1, bos_id=-1, eos_id=-1, pad_piece="[PAD]", unk_piece="[UNK]",
+        control_symbols=["[CLS]", "[SEP]", "[MASK]"],
+    )  # fmt: skip
+    return [model.getvalue()]
 
 
 def _vocabulary(path: Path) -> None:

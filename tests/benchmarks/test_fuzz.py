@@ -6,10 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fuzz
 import pytest
 from fuzzed.mutations import mutate
-from fuzzed.targets import TARGETS, Target
+from fuzzed.targets import TARGETS
 from support.helpers import REPOSITORY
 
 from bert_jax.errors import BertJaxError
@@ -29,26 +28,6 @@ def test_readers_refuse_or_read_damaged_files(name: str, tmp_path: Path):
             target.read(path)
         except BertJaxError:
             continue
-
-
-def test_mutations_change_the_seed_and_repeat():
-    seed, others = b'{"text": "a film", "label": 12}', [b"another", b"file"]
-    made = [mutate(seed, others, random.Random(number)) for number in range(200)]
-    assert made == [mutate(seed, others, random.Random(number)) for number in range(200)]
-    assert len({*made}) > 190
-    assert made.count(seed) < 5
-
-
-def test_a_reader_that_raises_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    ascii_reader = Target("t.txt", lambda: [b"plain text"], lambda path: path.read_text("ascii"))
-    monkeypatch.setitem(TARGETS, "text", ascii_reader)
-    row = fuzz.fuzz("text", 0.5, 0, tmp_path)
-    assert 0 < row["accepted"] < row["inputs"]
-    assert row["findings"] == 1, "one for each place in the code"
-    (report,) = tmp_path.glob("*.txt")
-    assert "UnicodeDecodeError" in report.read_text()
-    with pytest.raises(UnicodeDecodeError):
-        report.with_suffix(".input").read_text("ascii")
 
 
 @pytest.mark.long

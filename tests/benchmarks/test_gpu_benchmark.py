@@ -14,7 +14,6 @@ import pytest
 import record
 from generators import result_pages
 from on_gpu import cases, steps
-from on_gpu.scale import FULL
 from support.helpers import REPOSITORY
 
 from bert_jax.batch import pretraining_shapes
@@ -63,21 +62,6 @@ def test_final_outcomes_are_not_measured_again(tmp_path: Path):
     assert measure(tmp_path, results, {**KEY, "device": "NVIDIA A100"}) == list(results)
 
 
-def test_no_case_starts_after_the_deadline(tmp_path: Path):
-    measure(tmp_path, {"first": 2.0})
-    with pytest.raises(cases.OutOfTimeError):
-        measure(tmp_path, {"first": 3.0, "second": 4.0}, deadline=time.time() - 1)
-    assert {case: row["speed"] for case, row in rows(tmp_path).items()} == {"first": 2.0}
-
-
-@pytest.mark.parametrize("error", ["INTERNAL: launch failed", "RESOURCE_EXHAUSTED: CUDA_ERROR_OUT_OF_MEMORY"])
-def test_an_error_that_makes_the_process_unusable_is_followed_by_another_process(tmp_path: Path, error: str):
-    results = {"good": 1.0, "bad": RuntimeError(error), "last": 3.0}
-    with pytest.raises(cases.FreshProcessError):
-        measure(tmp_path, results)
-    assert measure(tmp_path, results) == ["last"]
-
-
 PART = """
 import json, os, signal, sys, time
 sys.path.insert(0, {benchmarks!r})
@@ -116,36 +100,6 @@ def test_part_ends_at_its_deadline_or_after_its_last_case(
         assert [row["outcome"] for row in rows(tmp_path).values()] == outcomes
 
 
-def test_the_clone_is_measured_where_another_bert_jax_is_installed(tmp_path: Path):
-    installed = tmp_path / "packages" / "bert_jax"
-    (installed / "configs").mkdir(parents=True)
-    for folder in (installed, installed / "configs"):
-        (folder / "__init__.py").write_text("")
-    python = tmp_path / "python"
-    code = "import bert_jax, bert_jax.configs.bert_large as config; print(bert_jax.__file__, config.__file__)"
-    python.write_text(
-        f'#!/bin/sh\nif [ "$1" = -c ]; then exec {sys.executable} "$@"; fi\nexec {sys.executable} -c "{code}"\n'
-    )
-    python.chmod(0o755)
-    done = subprocess.run(
-        ["bash", BENCHMARKS / "gpu.sh"], cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True,
-        env={**os.environ, "PYTHON": str(python), "PYTHONPATH": str(installed.parent)},
-    )  # fmt: skip
-    package, config = done.stdout.split()
-    assert str(tmp_path) not in package
-    assert config.endswith("bert_jax/configs/bert_large.py")
-
-
-def test_a_machine_without_a_gpu_is_refused(tmp_path: Path):
-    command = [sys.executable, BENCHMARKS / "gpu.py", "--json-folder", tmp_path, "--work", tmp_path]
-    done = subprocess.run(
-        command, env={**os.environ, "JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "jax[cuda13]" in done.stdout
-    assert not list(tmp_path.glob("gpu_*.json"))
-
-
 @pytest.mark.parametrize("seq_len", [128, 512])
 @pytest.mark.parametrize("packed", [False, True])
 def test_batches_look_like_the_loaders(seq_len: int, packed: bool):
@@ -162,42 +116,6 @@ def test_batches_look_like_the_loaders(seq_len: int, packed: bool):
     assert len(set(places)) == len(places)
     assert all(batch["sequence_ids"][place] for place in places)
     assert len(places) == pytest.approx(0.15 * (batch["sequence_ids"] > 0).sum(), rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("seq_len", "limit", "rows"),
-    [(128, 70, 512), (128, 123, 1024), (128, 165, 1536), (512, 70, 128), (512, 123, 256), (512, 165, 384)],
-)
-def test_the_largest_batch_that_fits_is_found_with_few_compilations(
-    monkeypatch: pytest.MonkeyPatch, seq_len: int, limit: int, rows: int
-):
-    compiled: list[float] = []
-
-    class FakeStep:
-        """Compiled step whose memory grows with the rows."""
-
-        def __init__(self, setting: steps.Setting):
-            self.rows, self.peak_gib = setting.rows, 4.4 + 0.8e-3 * setting.rows * setting.seq_len
-            compiled.append(self.rows)
-
-    def measure_at_most(rows: int):
-        def measure(step: FakeStep) -> int:
-            if step.rows > rows:
-                raise OUT_OF_MEMORY
-            return step.rows
-
-        return measure
-
-    monkeypatch.setattr(steps, "Step", FakeStep)
-    monkeypatch.setattr(steps, "bytes_limit", lambda device: float(limit))
-    settings = [steps.Setting("bert_large", candidate, seq_len) for candidate in FULL.batches[seq_len]]
-    assert steps.largest(settings, lambda step: step.rows) == rows
-    assert len(compiled) <= 2
-    assert steps.largest(settings, measure_at_most(rows - 1)) == next(s.rows for s in settings if s.rows < rows)
-    monkeypatch.setattr(steps, "bytes_limit", lambda device: 4.0)
-    with pytest.raises(MemoryError) as error:
-        steps.largest(settings, lambda step: step.rows)
-    assert cases.outcome_of(error.value) == "out of memory"
 
 
 def test_the_page_shows_results_or_says_that_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -56,17 +56,6 @@ def test_a_difference_is_named(change, name: str, workdir: Path, other: Path):
     assert outcomes.differences(outcomes.outcome(other), outcomes.outcome(workdir)) == [name]
 
 
-def test_half_written_files_and_checkpoints_are_seen(workdir: Path):
-    assert not outcomes.is_writing(workdir)
-    assert outcomes.unreadable_steps(workdir) == []
-    (workdir / "checkpoints" / "20.orbax-checkpoint-tmp-0").mkdir()
-    assert outcomes.is_writing(workdir)
-    for path in (workdir / "checkpoints" / "10").rglob("*"):
-        if path.is_file() and path.stat().st_size > 64:
-            path.write_bytes(path.read_bytes()[:64])
-    assert len(outcomes.unreadable_steps(workdir)) == 1
-
-
 @pytest.mark.long
 @pytest.mark.timeout(1700)
 def test_kills_lose_nothing(tmp_path: Path):

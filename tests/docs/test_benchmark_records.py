@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -55,34 +54,3 @@ def test_a_record_is_read_back_and_rendered(tmp_path: Path, monkeypatch: pytest.
     assert record.outdated(content) == (1, 2)
     assert "1 of 2 rows" in record.provenance(content)
     assert "NVIDIA H200" in record.provenance(content)
-
-
-def test_results_are_older_than_a_changed_script_and_their_commit_says_that_it_is_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    script = tmp_path / "benchmarks" / "speed.py"
-    script.parent.mkdir()
-    script.write_text("a = 1\n")
-    monkeypatch.setattr(record, "REPOSITORY", tmp_path)
-    monkeypatch.setattr(record, "RESULTS", script.parent / "results")
-    monkeypatch.setattr(sys, "argv", [str(script)])
-    monkeypatch.setenv("BERT_JAX_COMMIT", "0123456789abcdef")
-    assert record.environment()["commit"] == "0123456789abcdef"
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
-    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"]):
-        subprocess.run([*git, *command], check=True)
-    written = record.Record(record.RESULTS / "speed.json", [])
-    written.set_table("rates", {"rate": "{rate}"}, [{"rate": 1}])
-    assert not record.environment()["commit"].endswith("+")
-    assert record.list_results().startswith("speed: up to date")
-    script.write_text('"""Prose."""\n\n# more\na = 1\n')
-    assert record.outdated(written.content) == (0, 1)
-    script.write_text("a = 2\n")
-    assert record.environment()["commit"].endswith("+")
-    assert record.list_results().startswith("speed: 1 of 1 rows")
-
-
-def test_the_list_of_results_is_printed_without_jax():
-    program = "import sys; sys.modules['jax'] = None; import record; print(record.list_results())"
-    done = subprocess.run([sys.executable, "-c", program], cwd=BENCHMARKS, capture_output=True, text=True, check=True)
-    assert all(f"{path.stem}: " in done.stdout for path in RESULTS)

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -117,20 +116,6 @@ def is_plain(shell: str, commands: list[list[str]]) -> bool:
     return starts and len(lines) == len(commands) and not re.search(r"[$`~*?{}|;&<>]", unquoted)
 
 
-@pytest.mark.parametrize(
-    ("shell", "expected"),
-    [
-        ("bert-jax vocab --input 'text/*.txt' \\\n  --output v\n\n# next\nbert-jax inspect data  # counts\n", True),
-        ("DRY_RUN=1 bash launch/slurm.sbatch bert-jax report a\n", False),
-        ("bert-jax inspect data | head\n", False),
-        ("bert-jax report runs/*\n", False),
-        ("ls\nbert-jax inspect data\n", False),
-    ],
-)
-def test_plain_commands_need_no_shell(shell: str, expected: bool):
-    assert is_plain(shell, doc_commands.commands(shell)) == expected
-
-
 @pytest.mark.parametrize("page", PAGES)
 def test_page(page: Path, store: doc_folder.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     blocks = [block for block in doc_pages.read_blocks(page) if block.is_run]
@@ -140,43 +125,3 @@ def test_page(page: Path, store: doc_folder.Store, tmp_path: Path, monkeypatch: 
         run.run(block)
     if run.missing:
         pytest.skip(f"blocks were not run: {', '.join(sorted(run.missing))} not installed")
-
-
-def test_a_failing_block_fails_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    run = PageRun(tmp_path, set())
-    page = helpers.REPOSITORY / "docs" / "index.md"
-    run.run(Block(page, 1, "python", "value = 1\n", ""))
-    run.run(Block(page, 2, "python", "assert value == 1\n", ""))
-    run.run(Block(page, 3, "bash", "test -d . && echo done > done.txt\n", ""))
-    assert (tmp_path / "done.txt").read_text() == "done\n"
-    for language, text in (
-        ("python", "assert value == 2\n"), ("python", "import no_such_module\n"), ("bash", "false\ntrue\n"),
-        ("bash", "bert-jax inspect no-such-folder\n"), ("bash", "cat none | wc -l\n"),
-    ):  # fmt: skip
-        with pytest.raises((AssertionError, ModuleNotFoundError)):
-            run.run(Block(page, 4, language, text, ""))
-    run.run(Block(page, 5, "python", "import grain.no_such_module\n", ""))
-    assert run.missing
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["prepare", "--input", "a", "--vocab", "v", "--output", "d", "--seq_len", "512"], {"--seq_len": "64"}),
-        (["pretrain", "--config=bert_large:lamb", "--workdir=w"],
-         {"--config.total_steps": "8", "--config.phases.0.steps": "4", "--config.phases.1.steps": "-1",
-          "--config.phases.1.global_batch_size": "8", "--config.phases.0.data.seq_len": "-1"}),
-        (["finetune", "--config=finetune/text", "--workdir=w", "--config.search.seeds=(1, 2, 3)"],
-         {"--config.search.seeds": "(1, 2)", "--config.num_epochs": "1"}),
-        (["study", "studies/table5", "--workdir=w"],
-         {"--config.only_rows": "('BERT-BASE', 'No NSP')", "--config.pretraining.total_steps": "4"}),
-        (["report", "w", "--output", "c.png"], {"--output": "c.png"}),
-    ],
-    ids=["prepare", "pretrain", "finetune", "study", "report"],
-)  # fmt: skip
-def test_commands_are_made_cheap(words: list[str], expected: dict[str, str]):
-    made = doc_commands.cheap(words)
-    given = dict(word.split("=", 1) for word in made if "=" in word)
-    given |= {name: value for name, value in pairwise(made) if name.startswith("--")}
-    assert {name: given[name] for name in expected} == expected

@@ -28,13 +28,6 @@ def cheap(words: list[str]) -> list[str]:
     return [*words, *helpers.flags(SHORT)] if words[0] == "pretrain" else words
 
 
-def test_the_page_is_a_notebook_of_python():
-    reader = pytest.importorskip("myst_nb.core.read")
-    notebook = reader.read_myst_markdown_notebook(PAGE.read_text())
-    assert notebook.metadata["kernelspec"]["language"] == "python"
-    assert sum(cell.cell_type == "code" for cell in notebook.cells) == len(CELLS)
-
-
 def test_the_page_and_the_script_have_the_same_recipe():
     script = (helpers.REPOSITORY / "launch" / "quickstart.sh").read_text()
     commands = [words for cell in CELLS for words in doc_commands.commands(cell.shell)]

@@ -2,7 +2,6 @@
 
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,6 @@ from pathlib import Path
 import pytest
 from generators import write_pages
 from support import doc_pages
-from support.helpers import REPOSITORY
 
 from bert_jax import cli
 from bert_jax.config_listing import CONFIG_TYPES, kind_of
@@ -45,13 +43,6 @@ def test_every_config_key_is_on_the_page_with_default_and_meaning(generated: Pat
     assert not set(found) - {"pretraining"}
 
 
-def test_phases_and_resumes_are_marked(generated: Path):
-    page = (generated / "config_pretraining.md").read_text()
-    rows = dict(re.findall(r"^\| \[`([\w.]+)`.* \| (\w* \| \w*) \|$", page, re.MULTILINE))
-    marks = {key: rows[key] for key in ("data.path", "seed", "total_steps", "objective.mask_rate")}
-    assert marks == {"data.path": "yes | yes", "seed": " | ", "total_steps": " | yes", "objective.mask_rate": "yes | "}
-
-
 def test_every_command_and_option_is_on_the_page(generated: Path, capsys: pytest.CaptureFixture[str]):
     page = (generated / "commands.md").read_text()
     sections = dict(re.findall(r"^## (\S+)\n((?:.*\n)*?)(?=^## |\Z)", page, re.MULTILINE))
@@ -72,33 +63,6 @@ def test_the_api_page_names_what_is_public(generated: Path):
 
     page = (generated / "api.md").read_text()
     assert all(re.search(rf"^\.\. auto\w+:: bert_jax\.{name}$", page, re.MULTILINE) for name in bert_jax.__all__)
-
-
-def test_generated_parts_are_deterministic(generated: Path):
-    before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in generated.iterdir()}
-    (generated / "old.md").write_text("of another version")
-    write_pages(generated)
-    assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in generated.iterdir()} == before
-
-
-def test_every_result_is_shown(generated: Path):
-    names = {path.name for path in generated.iterdir()}
-    included = set(re.findall(r"_generated/(\S+)", "".join(page.read_text() for page in doc_pages.PAGES)))
-    assert not included - names
-    results = tuple(f"{path.stem}." for path in (REPOSITORY / "benchmarks" / "results").glob("*.json"))
-    assert results
-    assert not {name for name in names - included if name.startswith(results)}
-
-
-@pytest.mark.parametrize(("execute", "mode"), [("0", "off"), ("1", "cache")])
-def test_the_configuration_is_read(execute: str, mode: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("BERT_JAX_DOCS_EXECUTE", execute)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    conf = runpy.run_path(str(doc_pages.DOCS / "conf.py"))
-    assert conf["nb_execution_mode"] == mode
-    (static,) = conf["html_static_path"]
-    assert all((doc_pages.DOCS / static / name).exists() for name in conf["html_css_files"])
-    assert conf["myst_substitutions"]["restarts"]["kills"]
 
 
 @pytest.mark.long

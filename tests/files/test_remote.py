@@ -1,9 +1,7 @@
 """Files in a store, against an emulator whose answers fail."""
 
 import asyncio
-import errno
 import os
-import random
 import threading
 import time
 from contextlib import ExitStack
@@ -35,13 +33,6 @@ def test_uploads_keep_every_byte(content: bytes, store: Emulator, tmp_path: Path
     (tmp_path / "file").write_bytes(content)
     atomic.place(tmp_path / "file", epath.Path("gs://bucket/placed"))
     assert [store.read(name) for name in ("written", "placed")] == [content, content]
-
-
-def test_a_remote_path_is_not_made_absolute(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert str(remote.absolute("gs://bucket/a")) == "gs://bucket/a"
-    assert str(remote.absolute("a")) == str(tmp_path / "a")
-    assert str(remote.parse_path("a")) == "a"
 
 
 @pytest.mark.parametrize(
@@ -79,15 +70,6 @@ def test_files_of_folders_and_patterns(store):
     assert expand([f"{FOLDER}/x[1].txt"]) == [below[3]]
     with pytest.raises(InputError, match=f"{FOLDER}/none"):
         expand([f"{FOLDER}/none"])
-
-
-def test_writes_of_other_processes_are_visible(store):
-    atomic.write_whole(FOLDER / "a", b"1")
-    assert remote.sizes(FOLDER) == {"a": 1}
-    store.put("folder/a", b"2")
-    store.put("folder/b", b"22")
-    assert remote.sizes(FOLDER) == {"a": 1, "b": 2}
-    assert [child.name for child in FOLDER.iterdir()] == ["a", "b"]
 
 
 # --- Whole files -----------------------------------------------------------------------------------------------------
@@ -223,12 +205,6 @@ def test_errors_that_stay_are_raised_without_a_retry(status, message, store):
         atomic.write_whole(FOLDER / "a", b"new") if status == 403 else atomic.read_whole(FOLDER / "none")
 
 
-@pytest.mark.parametrize("message", ["Anonymous caller does not have storage.objects.get access", "Unauthorized"])
-def test_missing_credentials_are_the_users_to_fix(message: str):
-    with pytest.raises(InputError, match=r"^gs://bucket/a: .*credentials"), remote.store_errors("gs://bucket/a"):
-        raise gcsfs.retry.HttpError({"code": 401, "message": message})
-
-
 def test_errors_that_pass_are_retried_by_the_library_and_then_end_the_command(store, monkeypatch):
     pause = asyncio.sleep
     monkeypatch.setattr(gcsfs.retry, "asyncio", SimpleNamespace(sleep=lambda _: pause(0)))
@@ -254,24 +230,6 @@ def test_a_connection_that_is_silent_is_given_up_and_the_request_repeated(store,
         del fsspec.config.conf["gcs"]["requests_timeout"]
         GCSFileSystem.clear_instance_cache()
     assert store.count("GET", "folder/a", "alt=media") == 2
-
-
-def test_programming_errors_are_raised_as_they_are():
-    with pytest.raises(ZeroDivisionError), remote.store_errors("file"):
-        _ = 1 // 0
-    with pytest.raises(OSError, match="No space") as full, remote.store_errors("file"):
-        raise OSError(errno.ENOSPC, "No space")
-    assert full.value.filename == "file"
-
-
-def test_large_files_are_uploaded_in_chunks(store, tmp_path):
-    content = random.Random(0).randbytes(11 << 20)
-    (tmp_path / "large").write_bytes(content)
-    store.fail("uploadType=resumable", "upload_id", status=503, times=1)
-    atomic.place(tmp_path / "large", FOLDER / "large")
-    assert store.read("folder/large") == content
-    atomic.download(FOLDER / "large", tmp_path / "copy", size=len(content))
-    assert (tmp_path / "copy").read_bytes() == content
 
 
 def test_a_download_that_ends_early_fails(store, tmp_path):

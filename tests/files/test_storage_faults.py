@@ -2,16 +2,14 @@
 
 import errno
 import os
-import shlex
 import shutil
-import subprocess
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support import child_processes, helpers, runs, several
-from support.faults import COMMANDS, LIMIT, TRAINING, command, content, last_line, vocab
+from support import helpers, runs, several
+from support.faults import COMMANDS, TRAINING, command, content, last_line, vocab
 
 from bert_jax.cli import main
 from bert_jax.training.checkpoints import open_checkpoint
@@ -45,14 +43,6 @@ def test_a_write_that_fails_in_a_worker_is_one_line(
     assert ".py" not in line
 
 
-def test_writes_cut_short_are_continued(run, corpus_file: Path, tmp_path: Path):
-    """write(2) may write less than it was given; each of these writes half."""
-    for folder, call in (("short", "write"), ("whole", "")):
-        (tmp_path / folder).mkdir()
-        last_line(run(vocab(corpus_file, tmp_path / folder / "tokenizer.json"), call, tmp_path / folder), 0)
-    assert content(tmp_path / "short") == content(tmp_path / "whole")
-
-
 # --- Reads -------------------------------------------------------------------------------------------------------
 
 
@@ -61,13 +51,6 @@ def test_a_read_that_fails_is_one_line_with_the_file(run, corpus_file: Path, tmp
     assert "failed to read" in line or "Input/output error" in line
     assert str(corpus_file) in line
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.long
-def test_a_slow_read_is_waited_for(run, corpus_file: Path, tmp_path: Path):
-    last_line(run(vocab(corpus_file, tmp_path / "slow.json"), "read", corpus_file, seconds=1), 0)
-    last_line(run(vocab(corpus_file, tmp_path / "plain.json")), 0)
-    assert (tmp_path / "slow.json").read_bytes() == (tmp_path / "plain.json").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -153,26 +136,6 @@ def test_every_command_survives_a_write_that_fails(
         assert content(tmp_path / "a") == content(tmp_path / "b")
     else:
         assert content(outputs[0]) == content(outputs[1])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_refuses_a_read_only_disk(
-    name: str, made: Path, dataset_dir: Path, corpus_file: Path, vocabulary_file: Path, tmp_path: Path
-):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = f"mount -t tmpfs -o ro none {shlex.quote(str(disk))}"
-    if subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True, check=False).returncode:
-        pytest.skip("a disk cannot be mounted here")
-    place = disk if name in ("vocab", "features", "predict") else disk / "output"
-    words = shlex.join(helpers.command(*command(name, made, dataset_dir, corpus_file, vocabulary_file, place)))
-    done = child_processes.run(
-        ["unshare", "-rm", "sh", "-c", f"{mount} && exec {words}"], env=helpers.child_environment(), timeout=LIMIT
-    )
-    line = last_line(done, 2)
-    assert str(disk) in line
-    assert os.strerror(errno.EROFS) in line
 
 
 @pytest.mark.long

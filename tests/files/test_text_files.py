@@ -6,13 +6,9 @@ import itertools
 import lzma
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from bert_jax import cli
 from bert_jax.data.corpora.corpus import CorpusOptions, plan, read
 from bert_jax.errors import InputError
 from bert_jax.files import text_files
@@ -82,13 +78,6 @@ def test_compressed_data_under_a_plain_name_is_refused(tmp_path: Path):
             documents(tmp_path / "a.txt")
 
 
-def test_compressed_parquet_is_refused(tmp_path: Path):
-    pq.write_table(pa.table({"text": ["the ship ."]}), tmp_path / "a.parquet")
-    (tmp_path / "a.parquet.gz").write_bytes(gzip.compress((tmp_path / "a.parquet").read_bytes()))
-    with pytest.raises(InputError, match=r"a\.parquet\.gz: cannot be read as Parquet"):
-        documents(tmp_path / "a.parquet.gz")
-
-
 @pytest.mark.parametrize("suffix", list(COMPRESS))
 @pytest.mark.parametrize(
     "text", [TEXT, "id,text\n1,a\n", "<html>a</html>\n", "[a] of {b}\n", "\ufeffthe ship .\n", "漢字\n"]
@@ -112,16 +101,3 @@ def test_a_line_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "a.txt").write_bytes(b"short\n" + b"x" * 101 + b"\n")
     with pytest.raises(InputError, match=r"a\.txt:2: .*\b100 bytes"):
         documents(tmp_path / "a.txt")
-
-
-def test_prepare_and_vocab_exit_with_2_and_write_nothing(tmp_path, vocabulary_file, capsys):
-    (tmp_path / "corpus.txt").write_bytes(b"SQLite format 3\0" + np.arange(2000, dtype="<u2").tobytes())
-    for command, output in (
-        (["prepare", "--vocab", vocabulary_file, "--workers", 1], "data"),
-        (["vocab", "--size", 100], "made.json"),
-    ):
-        arguments = [*command, "--input", tmp_path / "corpus.txt", "--output", tmp_path / output, "--errors", "replace"]
-        assert cli.main([str(argument) for argument in arguments]) == 2
-        assert f"{tmp_path / 'corpus.txt'}: " in capsys.readouterr().err
-    assert not (tmp_path / "data" / "dataset.json").exists()
-    assert not (tmp_path / "made.json").exists()

@@ -104,15 +104,6 @@ def test_an_export_that_fails_leaves_nothing(vocabulary: list[str], tmp_path: Pa
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["hf"]
 
 
-def test_an_export_to_a_full_disk_leaves_nothing(vocabulary: list[str], tmp_path: Path):
-    sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
-    done = helpers.on_small_disk(
-        tmp_path, 100, "export", "--checkpoint", tmp_path / "checkpoint", "--output", tmp_path / "disk" / "hf"
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "disk" in done.stderr.strip().split("\n")[-1]
-
-
 @pytest.mark.parametrize("changes", [{"bilstm": 8}, {"features": "last"}], ids=str)
 def test_models_without_a_class_are_refused(changes: dict, checkpoint: Checkpoint, tmp_path: Path):
     record = {"name": "text", "classes": ["a", "b"], "texts": [], "id": "id"}

@@ -75,15 +75,6 @@ def test_text_classification(count: int, exported):
             assert ours["probabilities"][entry["label"]] == pytest.approx(entry["score"], abs=1e-4)
 
 
-def test_regression(exported):
-    live, folder = exported("regress")
-    pipeline = transformers.pipeline("text-classification", model=str(folder))
-    expected = pipeline(texts(8), function_to_apply="none", truncation=True)
-    assert [entry["label"] for entry in expected] == ["score"] * 8
-    ours = [entry["prediction"] for entry in live.predict(texts(8))]
-    np.testing.assert_allclose(ours, [entry["score"] for entry in expected], atol=1e-4)
-
-
 @NUMBERS
 def test_token_classification(count: int, exported):
     """The tag of a word is that of its first piece."""

@@ -144,16 +144,6 @@ def test_exported_again_it_is_what_it_was(architecture: str, vocabulary: list[st
         assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "third" / file).read_bytes(), file
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_is_read_as_what_it_is(dtype: str, vocabulary: list[str], tmp_path: Path):
-    model = save_torch(tmp_path / "hf", vocabulary, "BertForPreTraining", dtype=getattr(torch, dtype))
-    huggingface.export(imported(tmp_path / "hf"), str(tmp_path / "again"))
-    weights = sources.weights_of(tmp_path / "again")
-    for name, value in model.state_dict().items():
-        if name in weights:
-            np.testing.assert_array_equal(weights[name], value.float().numpy())
-
-
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_a_tokenizer_as_transformers_saves_it(lowercase: bool, vocabulary: list[str], tmp_path: Path):
     save_torch(tmp_path / "hf", vocabulary, "BertModel")
@@ -169,13 +159,6 @@ def test_a_tokenizer_as_transformers_saves_it(lowercase: bool, vocabulary: list[
         assert (encoded["input_ids"], encoded["token_type_ids"]) == ours.encode_with_special_tokens(text, pair)
     (tmp_path / "hf" / "tokenizer_config.json").unlink()  # tokenizer.json alone says it too
     assert imported(tmp_path / "hf", "b").tokenizer.lowercase is lowercase
-
-
-def test_a_masked_lm_folder_that_holds_all_heads(vocabulary: list[str], tmp_path: Path):
-    """The first released models are like this: their config names BertForMaskedLM."""
-    save_torch(tmp_path / "hf", vocabulary, "BertForPreTraining")
-    sources.edit_json(tmp_path / "hf" / "config.json", architectures=["BertForMaskedLM"])
-    assert imported(tmp_path / "hf").heads == HEADS
 
 
 def test_heads_without_a_class_are_named(vocabulary: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -245,23 +228,6 @@ def test_predictions_have_the_names_of_labels(vocabulary: list[str], tmp_path: P
     assert accuracy == pytest.approx(np.mean(probabilities.argmax(-1) == 2))
 
 
-def test_other_kinds_predict(vocabulary: list[str], tmp_path: Path):
-    for name in ("BertForMultipleChoice", "BertForTokenClassification", "BertForQuestionAnswering"):
-        save_torch(tmp_path / name, vocabulary, name)
-    chooser = bert_jax.load(str(tmp_path / "BertForMultipleChoice"))
-    for endings in (["sees .", "hears ."], ["sees .", "hears .", "the moon ."]):
-        (prediction,) = chooser.predict(["the ship"], [endings])
-        assert len(prediction["probabilities"]) == len(endings)
-    with pytest.raises(InputError, match=r"expected 2 endings.*got 3"):
-        chooser.predict(["the ship", "the moon"], [["a", "b"], ["a", "b", "c"]])
-    (tags,) = bert_jax.load(str(tmp_path / "BertForTokenClassification")).predict("the ship sees a moon")
-    assert len(tags["prediction"]) == len(tags["words"]) == 5
-    assert {*tags["prediction"]} <= {*LABELS["BertForTokenClassification"]}
-    text = "the old clock and the baker"
-    (answer,) = bert_jax.load(str(tmp_path / "BertForQuestionAnswering")).predict("the ship", text)
-    assert answer["prediction"] in text
-
-
 def test_id2label_decides_the_names(vocabulary: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture):
     """An exported folder that `transformers` saved again for other labels has the record of the first ones."""
     before = sources.write_checkpoint(tmp_path / "before", vocabulary)
@@ -280,17 +246,6 @@ def test_id2label_decides_the_names(vocabulary: list[str], tmp_path: Path, caplo
     assert "id2label" in caplog.text
     (prediction,) = bert_jax.load(str(tmp_path / "hf")).predict("the ship .")
     assert prediction["probabilities"].keys() == {"politics", "sports", "music"}
-
-
-def test_a_record_of_another_class_is_not_read(vocabulary: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    before = sources.write_checkpoint(tmp_path / "before", vocabulary)
-    record = {"name": "text", "classes": ["a", "b", "c"], "texts": ["review"]}
-    exported = sources.write_fine_tuned(tmp_path / "task", before, "classify", record, size=3)
-    huggingface.export(exported, str(tmp_path / "hf"))
-    transformers.BertForTokenClassification.from_pretrained(tmp_path / "hf").save_pretrained(tmp_path / "hf")
-    task = imported(tmp_path / "hf").task
-    assert (task["name"], task["kind"], task["tags"]) == ("ner", "tag", ["a", "b", "c"])
-    assert "bert_jax_task" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["glue/new", "glue/stsb", "ner", "new"])

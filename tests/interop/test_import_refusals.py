@@ -2,14 +2,12 @@
 
 import json
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from support import helpers, sources
+from support import sources
 
 from bert_jax.errors import InputError
 from bert_jax.interop.importing import import_checkpoint
@@ -285,20 +283,3 @@ def test_an_output_that_is_taken(folder: Path, tmp_path: Path):
     (tmp_path / "empty").mkdir()
     assert import_checkpoint(str(folder), str(tmp_path / "empty")).heads == HEADS
     assert import_checkpoint(str(folder), str(tmp_path / "new" / "er")).heads == HEADS
-
-
-def test_killed_before_it_is_whole_it_is_not_there(folder: Path, tmp_path: Path):
-    """The kill comes at the very last moment, when all that is missing is the folder's name."""
-    output = tmp_path / "output"
-    code = f"""
-import os
-rename = os.rename
-os.rename = lambda a, b, **options: os._exit(9) if str(b) == {str(output)!r} else rename(a, b, **options)
-from bert_jax.interop.importing import import_checkpoint
-import_checkpoint({str(folder)!r}, {str(output)!r})
-"""
-    killed = subprocess.run([sys.executable, "-c", code], env=helpers.child_environment(), check=False)
-    assert killed.returncode == 9
-    assert not output.exists()
-    assert import_checkpoint(str(folder), str(output)).heads == HEADS
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "output"]

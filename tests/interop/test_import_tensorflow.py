@@ -1,10 +1,6 @@
-"""TensorFlow checkpoints of TF1 and TF2, read: the numbers of `transformers`' torch BERT with the same weights.
-
-With TensorFlow each test reads files that TensorFlow wrote; without it the variables are in memory.
-"""
+"""TensorFlow checkpoints of TF1 and TF2, read: the numbers of `transformers`' torch BERT with the same weights."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
@@ -36,20 +32,9 @@ Arrays = dict[str, np.ndarray]
 Save = Callable[[Path, Arrays], None]
 
 
-@pytest.fixture(params=["memory", "tensorflow"])
-def save(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Save:
-    """Saves variables by name as a checkpoint with a prefix."""
-    if request.param == "tensorflow":
-        tf = pytest.importorskip("tensorflow", reason="needs the tf extra: tensorflow")
-
-        def write(prefix: Path, arrays: Arrays) -> None:
-            names = sorted(arrays)
-            values = [tf.constant(arrays[name]) for name in names]
-            tf.raw_ops.SaveV2(
-                prefix=str(prefix), tensor_names=names, shape_and_slices=[""] * len(names), tensors=values
-            )
-
-        return write
+@pytest.fixture
+def save(monkeypatch: pytest.MonkeyPatch) -> Save:
+    """Saves variables by name as a checkpoint with a prefix, which a stand-in for TensorFlow reads."""
     saved: dict[str, Arrays] = {}  # by the name of the prefix
 
     def load_checkpoint(prefix: str) -> SimpleNamespace:
@@ -230,33 +215,6 @@ def test_tf2_has_the_numbers_of_torch(kind: str, save: Save, model, vocabulary: 
     assert_parity(checkpoint, model)
 
 
-def test_objects_that_tensorflow_saved(model, vocabulary: list[str], tmp_path: Path):
-    """The names are TensorFlow's own here, also those of shared and of optimizers' variables."""
-    tf = pytest.importorskip("tensorflow", reason="needs the tf extra: tensorflow")
-
-    def module(arrays: Arrays) -> "tf.Module":
-        result = tf.Module()
-        parts: dict[str, Arrays] = {}
-        for name, value in arrays.items():
-            first, _, rest = name.partition("/")
-            parts.setdefault(first, {})[rest] = value
-        for name, inside in parts.items():
-            attribute = name.replace("..", ".").replace(".S", "/")
-            setattr(result, attribute, tf.Variable(inside[""]) if "" in inside else module(inside))
-        return result
-
-    arrays = {name.removesuffix(VALUE): value for name, value in as_tf2(model, "pretrainer").items()}
-    arrays = {name: value for name, value in arrays.items() if "OPTIMIZER" not in name and name not in COUNTERS}
-    whole = module(arrays)
-    names = ("encoder", "masked_lm", "next_sentence.pooler_dense", "model")
-    saved = tf.train.Checkpoint(**{name: getattr(whole, name) for name in names}, global_step=tf.Variable(3))
-    folder = write_folder(tmp_path / "bert_uncased", vocabulary)
-    saved.save(str(folder / "ckpt"))
-    checkpoint = import_checkpoint(str(folder), str(tmp_path / "imported"))
-    assert checkpoint.heads == HEADS
-    assert_parity(checkpoint, model)
-
-
 def test_case_of_a_tensorflow_folder(save: Save, model, vocabulary: list[str], tmp_path: Path):
     """It is what the settings say, or what a vocabulary of these pieces has."""
     folder = write_folder(tmp_path / "source", vocabulary)
@@ -359,32 +317,3 @@ def test_without_tensorflow_the_command_names_the_extra(
     assert (status, len(helpers.error_lines(error))) == (2, 1)
     assert install_hint("tf") in error
     assert not (tmp_path / "imported").exists()
-
-
-def test_a_damaged_checkpoint(vocabulary: list[str], tmp_path: Path):
-    pytest.importorskip("tensorflow", reason="needs the tf extra: tensorflow")
-    folder = write_folder(tmp_path / "uncased", vocabulary)
-    (folder / "bert_model.ckpt.index").write_bytes(b"no table")
-    with pytest.raises(InputError, match=r"bert_model\.ckpt: damaged"):
-        import_checkpoint(str(folder), str(tmp_path / "imported"))
-
-
-def test_no_other_command_imports_tensorflow(tmp_path: Path):
-    """A package of this name that fails on import stands for TensorFlow."""
-    (tmp_path / "tensorflow").mkdir()
-    (tmp_path / "tensorflow" / "__init__.py").write_text("raise AssertionError('imported')\n")
-    code = """
-import pkgutil, importlib, sys, bert_jax
-for module in pkgutil.walk_packages(bert_jax.__path__, "bert_jax."):
-    if "configs" not in module.name:
-        try:
-            importlib.import_module(module.name)
-        except ModuleNotFoundError as error:
-            if error.name != "apache_beam":  # of an extra that may be absent
-                raise
-sys.exit("tensorflow" in sys.modules)
-"""
-    environment = helpers.child_environment()
-    environment["PYTHONPATH"] = f"{tmp_path}:{environment.get('PYTHONPATH', '')}"
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]

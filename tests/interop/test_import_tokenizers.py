@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import tokenizers
 from support import sources
-from support.helpers import write_tokenizer
 
 from bert_jax.interop.importing import import_checkpoint, open_tokenizer
-from bert_jax.text.wordpiece import CONTINUATION, wordpiece_tokenizer
+from bert_jax.text.wordpiece import wordpiece_tokenizer
 
 
 def edit_tokenizer(folder: Path, part: str, **values: object) -> None:
@@ -37,15 +36,6 @@ def test_case_is_what_the_folder_says_or_what_is_given(folder: Path):
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-@pytest.mark.parametrize("only", ["tokenizer.json", "all"])
-def test_both_files_that_say_the_case(lowercase: bool, only: str, folder: Path, vocabulary: list[str]):
-    sources.write_tokenizer(folder, vocabulary, lowercase=lowercase)
-    if only == "tokenizer.json":
-        (folder / "tokenizer_config.json").unlink()
-    assert import_checkpoint(str(folder), str(folder.with_name("output"))).tokenizer.lowercase is lowercase
-
-
-@pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize(
     "rules",
     [
@@ -62,15 +52,6 @@ def test_a_tokenizer_of_our_own(rules: dict, lowercase: bool, folder: Path, voca
     imported = import_checkpoint(str(folder), str(folder.with_name("output"))).tokenizer
     assert imported.to_json() == tokenizer.to_json()
     assert imported.sha256 == tokenizer.sha256
-
-
-def test_a_tokenizer_without_the_type_of_its_model(folder: Path, vocabulary: list[str]):
-    described = json.loads((folder / "tokenizer.json").read_text())
-    before = open_tokenizer(str(folder))
-    del described["model"]["type"]  # as `tokenizers` wrote them before 0.9
-    (folder / "tokenizer.json").write_text(json.dumps(described))
-    assert tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size() == len(vocabulary)
-    assert open_tokenizer(str(folder)).sha256 == before.sha256
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
@@ -136,23 +117,6 @@ def test_tokenizers_that_cannot_be_read(spoil, message: str, folder: Path):
     sources.refused(folder, message)
 
 
-@pytest.mark.parametrize("value", [["x"], "x", 5])
-@pytest.mark.parametrize("part", ["model", "normalizer", "pre_tokenizer", "added_tokens"])
-def test_parts_of_a_tokenizer_that_are_no_objects(part: str, value: object, folder: Path):
-    sources.edit_json(folder / "tokenizer.json", **{part: value})
-    sources.refused(folder, "tokenizer.json: ")
-
-
-def test_added_tokens_of_transformers_4(folder: Path):
-    (folder / "tokenizer.json").unlink()
-    (folder / "added_tokens.json").write_text(json.dumps({"[ENT]": 103}))
-    sources.refused(folder, "'[ENT]'", "save_pretrained")
-    (folder / "added_tokens.json").unlink()
-    listed = {"4": {"content": "[MASK]"}, "103": {"content": "[ENT]"}}
-    sources.edit_json(folder / "tokenizer_config.json", added_tokens_decoder=listed)
-    sources.refused(folder, "'[ENT]'", "save_pretrained")
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -177,30 +141,3 @@ def test_special_tokens_that_the_settings_name(folder: Path, source: Path):
     assert "<unk>" not in open_tokenizer(str(source)).vocab
     with pytest.raises(Exception, match=r"tokenizer\.json: .*<unk>"):
         open_tokenizer(str(folder))
-
-
-@pytest.mark.parametrize("lowercase", [True, False])
-def test_the_ids_of_long_words_and_of_a_final_sigma(lowercase: bool, tmp_path: Path):
-    """Compares with BertTokenizer: long words are [UNK], and a final sigma is lower-cased like others."""
-    transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
-    characters = [*"aeoxé.,'-ασςοδυεύ", "中", "\ue000", "\U0002b820", "Σ", "Ο", "A"]
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters, *(CONTINUATION + c for c in characters)]
-    (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lowercase}))
-    theirs = transformers.BertTokenizer(str(tmp_path / "vocab.txt"), do_lower_case=lowercase)
-    ours = open_tokenizer(str(tmp_path))
-    for text in (
-        *(letter * count for letter in ("a", "é", "Ax") for count in range(99, 202)),
-        *("e\u0301" * count for count in (50, 99, 100, 101, 200, 201)),
-        "ΟΔΥΣΣΕΥΣ", "ΟΔΥΣΣΕΎΣ.", "ΣΑΣ'Α ΑΣ", "σας Σ ΟΔΟΣ, ΟΔΟΣ-ΟΔΟΣ", "a\ue000b", "中\U0002b820中", "Ax x. a,e",
-    ):  # fmt: skip
-        assert ours.encode_with_special_tokens(text)[0] == theirs(text)["input_ids"], ascii(text)
-
-
-def test_the_rules_of_the_reference_and_of_the_library_have_one_hash(vocabulary: list[str], tmp_path: Path):
-    """A dataset of a converted vocab.txt continues a model whose tokenizer.json has the rules of the library."""
-    write_tokenizer(tmp_path / "tokenizer.json", vocabulary)
-    reference = open_tokenizer(str(tmp_path))
-    library = wordpiece_tokenizer(vocabulary, True, text="library", max_word_characters=100)
-    pretokenized = wordpiece_tokenizer(vocabulary, True, text="pretokenized")
-    assert reference.sha256 == library.sha256 != pretokenized.sha256

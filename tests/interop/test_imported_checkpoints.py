@@ -15,7 +15,6 @@ from bert_jax.errors import InputError
 from bert_jax.interop.importing import import_checkpoint
 from bert_jax.model.bert import HEADS
 from bert_jax.training.checkpoints import open_checkpoint, save_parameters
-from bert_jax.training.evaluation import evaluate_checkpoint
 from bert_jax.training.pretrain import pretrain
 
 MODEL = {
@@ -106,16 +105,6 @@ def test_evaluate_wants_one_head(name: str, checkpoints: Path, dataset_dir: Path
     assert "pooler, nsp_head" in error
 
 
-def test_pairs_are_not_evaluated_by_a_model_of_one_segment(
-    vocabulary: list[str], dataset_dir: Path, corpus_file: Path, vocabulary_file: Path, tmp_path: Path
-):
-    sources.write_checkpoint(tmp_path / "one", vocabulary, ("mlm_head",), type_vocab_size=1)
-    with pytest.raises(InputError, match="type_vocab_size"):
-        evaluate_checkpoint(open_checkpoint(str(tmp_path / "one")), str(dataset_dir))
-    helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "singles", pairs="none")
-    assert evaluate_checkpoint(open_checkpoint(str(tmp_path / "one")), str(tmp_path / "singles"))["mlm_loss"] > 0
-
-
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name != "nsp")) for name in HEADLESS])
 def test_missing_heads_are_new_and_of_the_seed(
     name: str, checkpoints: Path, dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
@@ -137,18 +126,6 @@ def test_missing_heads_are_new_and_of_the_seed(
     assert after.keys() == new.keys()
     sources.assert_same_parameters(after, {**new, **before})
     assert not set(missing) & before.keys()
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("all_devices")
-def test_nothing_is_new_where_nothing_is_missing(checkpoints: Path, dataset_dir: Path, tmp_path: Path):
-    config = small_config(
-        dataset_dir, init=checkpoints / "all", init_missing_heads=True, optimizer__learning_rate=0.0, mesh__data=2,
-        mesh__tensor=1, mesh__fsdp=4, global_batch_size=16,
-    )  # fmt: skip
-    pretrain(config, str(tmp_path / "run"))
-    before, after = (open_checkpoint(str(path)).load_parameters() for path in (checkpoints / "all", tmp_path / "run"))
-    sources.assert_same_parameters(before, after)
 
 
 def test_a_damaged_checkpoint_says_so(vocabulary: list[str], tmp_path: Path):

@@ -14,7 +14,6 @@ from support import helpers, sources
 
 import bert_jax
 from bert_jax import cli
-from bert_jax.errors import install_hint
 from bert_jax.interop import stablehlo
 
 NEEDS_FLATBUFFERS = "needs the stablehlo extra: flatbuffers"
@@ -67,16 +66,3 @@ def test_batch_and_length_are_free(kind: str, vocabulary: list[str], tmp_path: P
         name, expected = ("hidden", live.model.encode(batch)[0]) if kind == "pooler" else ("outputs", live.model(batch))
         assert [*result] == [name]
         np.testing.assert_allclose(result[name], expected, atol=1e-5)
-
-
-def test_what_the_command_refuses(
-    vocabulary: list[str], tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
-    checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    command = ["export", "--format=stablehlo", f"--checkpoint={checkpoint.path}", f"--output={tmp_path / 'hlo'}"]
-    for more, message in ([], install_hint("stablehlo")), (["--license=mit"], "--format=stablehlo"):
-        assert cli.main([*command, *more]) == 2
-        error = capsys.readouterr().err
-        assert (error.count("\n"), message in error) == (1, True)
-    assert not (tmp_path / "hlo").exists()

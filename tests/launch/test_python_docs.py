@@ -3,7 +3,6 @@
 import importlib.util
 import subprocess
 import sys
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -19,21 +18,6 @@ _spec.loader.exec_module(python_docs)
 
 def documents(path: Path) -> list[str]:
     return [document for piece in plan([str(path)], CorpusOptions()) for document in read(piece, CorpusOptions())]
-
-
-@pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.long)])
-def test_the_documentation_of_python_is_prose(every):
-    sources = python_docs._sources("python")[::every]
-    texts = list(python_docs.documents("python", sources))
-    assert texts[:90] == list(islice(python_docs.documents("python", sources), 90))  # In the same order each time.
-    text = "\n".join(texts)
-    assert len(text) > 1_000_000 // every
-    assert len(texts) > 300 // every
-    assert ">>>" not in text
-    assert "====" not in text
-    assert 'The "if" statement is used for conditional execution:' in text
-    letters = sum(character.isalpha() or character.isspace() for character in text)
-    assert letters > 0.9 * len(text)
 
 
 SOURCES = {

@@ -93,28 +93,6 @@ def test_what_is_older_than_its_input_is_made_again(fake: Path, newer: str, agai
     assert {call[0] for call in calls} & {"vocab", "prepare", "export"} == again
 
 
-def test_another_text_makes_another_vocabulary_and_dataset(fake: Path):
-    for text in ("a.txt", "b.txt"):
-        (fake / text).touch()
-    run(fake)
-    _, calls = run(fake, TEXT="b.txt")
-    assert [call[0] for call in calls[:3]] == ["vocab", "prepare", "pretrain"]
-
-
-@pytest.mark.parametrize(("option", "status"), [("--help", 0), ("-h", 0), ("--config.seed=3", 2)])
-def test_an_option_is_not_a_folder(fake: Path, option: str, status: int):
-    done, calls = run(fake, option)
-    assert (done.returncode, calls) == (status, [])
-    assert len((done.stdout + done.stderr).splitlines()) == 1
-    assert "FOLDER" in done.stdout + done.stderr
-
-
-def test_a_failed_step_ends_the_script_with_its_status(fake: Path):
-    done, calls = run(fake, FAILS="pretrain")
-    assert done.returncode == 75
-    assert calls[-1][0] == "pretrain"
-
-
 @pytest.mark.parametrize(("mlm_loss", "status"), [(5.2, 0), (5.3, 1), (6.5, 1)])
 def test_a_model_on_the_plateau_is_a_failure(fake: Path, mlm_loss: float, status: int):
     done, _ = run(fake, SCORES=json.dumps({**SCORES, "mlm_loss": mlm_loss}))
@@ -134,27 +112,6 @@ def test_output_has_every_score_and_commands_that_work_as_typed(fake: Path):
         program, *arguments = shlex.split(line)
         assert (fake / program).exists()
         assert cli.parse(arguments).command == arguments[0]
-
-
-def test_text_and_overrides_are_passed_on(fake: Path):
-    done, calls = run(fake, "mine", "--config.seed=3", TEXT="a.txt b.txt")
-    assert done.returncode == 0, done.stderr
-    for call in calls[:2]:
-        assert call[1:4] == ["--input", "a.txt", "b.txt"]
-    assert calls[2][-1] == "--config.seed=3"
-
-
-def test_without_a_text_it_is_written_once(fake: Path):
-    script = '#!/bin/sh\nmkdir -p "$2" && touch "$2/matplotlib.txt" && echo "$@" >> wrote\n'
-    (fake / "bin" / "python").write_text(script)
-    for _ in range(2):
-        done, calls = run(fake, "mine", TEXT="")
-        assert done.returncode == 0, done.stderr
-    assert [call[0] for call in calls] == ["pretrain", "fill-mask", "report", "evaluate"]
-    (line,) = (fake / "wrote").read_text().splitlines()
-    script, *arguments = line.split()
-    assert Path(script).exists()
-    assert arguments == ["mine/text", "python", "numpy", "scipy", "matplotlib"]
 
 
 @pytest.mark.long

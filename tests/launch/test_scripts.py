@@ -3,7 +3,6 @@
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,21 +15,6 @@ from support import child_processes, helpers
 REPOSITORY = helpers.REPOSITORY
 SBATCH = REPOSITORY / "launch" / "slurm.sbatch"
 SCRIPTS = sorted({*REPOSITORY.glob("launch/*.sh"), *REPOSITORY.glob("benchmarks/*.sh"), SBATCH})
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_shellcheck_has_nothing_to_say(script: Path):
-    program = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    if not program:
-        pytest.skip("shellcheck is not installed")
-    done = subprocess.run([program, script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-
-
-def test_every_script_is_in_the_readme():
-    readme = (REPOSITORY / "launch" / "README.md").read_text()
-    for path in (REPOSITORY / "launch").iterdir():
-        assert path.name == "README.md" or path.is_dir() or path.name in readme, path.name
 
 
 class Slurm:

@@ -94,7 +94,7 @@ def read_questions(path: str, bad_rows: BadRows, *, training: bool) -> list[Ques
             question = _question(context, entry, training)
             if question.id in questions:
                 raise ValueError("duplicate id")
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
             problem = error if isinstance(error, ValueError) else ValueError(f"missing or invalid key: {error}")
             bad_rows.add(path, f"question {number}{name}", problem)
         else:
