@@ -14,6 +14,7 @@ from support.devices import one_device  # noqa: F401
 
 from bert_jax import cli, device_check
 from bert_jax.device_check import check_devices
+from bert_jax.errors import InputError
 
 PARTS = ("devices", "train", "resume", "agree")
 
@@ -86,6 +87,7 @@ def test_difference_above_tolerance_fails(monkeypatch: pytest.MonkeyPatch):
             agree(monkeypatch, name)
 
 
+@pytest.mark.long
 def test_a_signal_ends_it_and_leaves_no_folder(tmp_path: Path):
     command = helpers.command("check", "--workdir", tmp_path)
     process = helpers.child_processes.start(command, env=helpers.child_environment(), stderr=subprocess.PIPE, text=True)
@@ -114,6 +116,7 @@ def test_two_processes(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_two_processes_need_a_workdir():
-    for stderr in several.finish(several.start_commands([helpers.command("check")] * 2), expect=2):
-        assert "workdir: required" in stderr
+def test_two_processes_need_a_workdir(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(device_check, "joined", lambda: (0, 2))
+    with pytest.raises(InputError, match="workdir: required"):
+        next(check_devices())

@@ -86,7 +86,7 @@ def prepare_dataset(corpus: Path, vocabulary: Path, output: Path, workers: int =
 def small_config(dataset: Path, kind: type[PretrainConfig] = PretrainConfig, **overrides: object) -> Any:
     """Returns the config of a run of seconds; in `overrides`, double underscores stand for dots."""
     chosen = {
-        "data__path": dataset, "model__hidden_size": 32, "model__num_attention_heads": 4,
+        "data__path": dataset, "model__num_hidden_layers": 1, "model__hidden_size": 32, "model__num_attention_heads": 4,
         "model__intermediate_size": 64, "model__max_position_embeddings": 64, "data__max_predictions": 10,
         "total_steps": 8, "global_batch_size": 16, "log_every_steps": 1, "eval_every_steps": 4, "eval_batches": 2,
         "checkpoint__every_steps": 4, "optimizer__warmup_steps": 2, "optimizer__learning_rate": 1e-2,

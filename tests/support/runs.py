@@ -17,8 +17,9 @@ from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
 from bert_jax.training.checkpoints import newest_step
 
 SETTINGS = {
-    "model.hidden_size": 32, "model.num_attention_heads": 2, "model.intermediate_size": 64,
-    "model.max_position_embeddings": 64, "data.max_predictions": 10, "model.hidden_dropout_prob": 0.1,
+    "model.num_hidden_layers": 1, "model.hidden_size": 32, "model.num_attention_heads": 2,
+    "model.intermediate_size": 64, "model.max_position_embeddings": 64, "data.max_predictions": 10,
+    "model.hidden_dropout_prob": 0.1,
     "total_steps": 120, "global_batch_size": 16, "log_every_steps": 10, "eval_every_steps": 40, "eval_batches": 2,
     "checkpoint.every_steps": 24, "checkpoint.keep": 2, "optimizer.warmup_steps": 12,
     "optimizer.learning_rate": 1e-2,

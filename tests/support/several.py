@@ -7,8 +7,9 @@ from support import child_processes, helpers
 
 DEVICES = 4
 SETTINGS = {
-    "model.hidden_size": 32, "model.num_attention_heads": 4, "model.intermediate_size": 64,
-    "model.max_position_embeddings": 64, "data.max_predictions": 10, "model.hidden_dropout_prob": 0.1,
+    "model.num_hidden_layers": 1, "model.hidden_size": 32, "model.num_attention_heads": 4,
+    "model.intermediate_size": 64, "model.max_position_embeddings": 64, "data.max_predictions": 10,
+    "model.hidden_dropout_prob": 0.1,
     "total_steps": 6, "global_batch_size": 16, "gradient_accumulation": 2, "log_every_steps": 1, "eval_every_steps": 3,
     "eval_batches": -1, "checkpoint.every_steps": 3, "optimizer.warmup_steps": 2, "optimizer.learning_rate": 5e-3,
 }  # fmt: skip

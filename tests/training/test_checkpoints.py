@@ -273,6 +273,7 @@ def test_unreadable_file_is_not_reported_as_damage(workdir: Path, spec: StateSpe
     checkpointer.close()
 
 
+@pytest.mark.long
 def test_damaged_step_in_a_store_is_set_aside_whole(store: Emulator):
     for name in ("position/metadata", "parameters/d/1", "commit_success.txt"):
         store.put(f"run/checkpoints/30/{name}", name.encode())

@@ -1,6 +1,5 @@
 """Milestones: checkpoints that are saved at chosen steps, and never deleted."""
 
-import json
 import shutil
 import signal
 from pathlib import Path
@@ -54,12 +53,6 @@ def test_a_chosen_step_is_opened_without_a_look_into_the_others(kept: Path, monk
     assert seen == {"0", "3"}
 
 
-def test_milestones_change_no_other_checkpoint(kept: Path, dataset_dir: Path, tmp_path: Path):
-    run(dataset_dir, tmp_path / "plain", 5)
-    assert steps_of(tmp_path / "plain") == [5]
-    assert_same_run(kept, tmp_path / "plain")
-
-
 def test_step_0_has_the_initial_parameters(kept: Path, dataset_dir: Path):
     import bert_jax
 
@@ -90,6 +83,7 @@ def test_milestones_stay_after_a_resume_with_others(kept: Path, dataset_dir: Pat
     assert steps_of(tmp_path / "run") == [0, 3, 4, 5, 7, 11]
 
 
+@pytest.mark.long
 def test_damaged_milestone_is_set_aside_and_saved_again(kept: Path, dataset_dir: Path, tmp_path: Path):
     shutil.copytree(kept, tmp_path / "run")
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "5")
@@ -115,14 +109,6 @@ def test_run_killed_between_milestones_ends_with_all_of_them(dataset_dir: Path, 
     plain = train(dataset_dir, tmp_path / "plain", **{**settings, "checkpoint.milestones": "()"})
     assert plain.returncode == 0, plain.stderr
     assert_same_run(tmp_path / "run", tmp_path / "plain")
-
-
-def test_phases_have_the_milestones_of_the_run(dataset_dir: Path, tmp_path: Path):
-    phases = ({"steps": 3}, {"steps": -1, "optimizer.weight_decay": 0.0})
-    run(dataset_dir, tmp_path, 6, phases=phases, checkpoint__milestones=(0, 1, 5))
-    assert steps_of(tmp_path) == [0, 1, 5, 6]
-    position = json.loads((tmp_path / "checkpoints" / "0" / "position" / "metadata").read_text())
-    assert (position["next_batch"], len(position["datasets"])) == (0, 1)
 
 
 # --- Config ----------------------------------------------------------------------------------------------------------

@@ -200,10 +200,11 @@ def test_weight_decay_and_cast_of_every_parameter_of_bert_and_of_the_task_heads(
     assert {name for name, rules in found.items() if rules == (False, False)} == NOT_DECAYED
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
-def test_untrained_parts_keep_their_values_and_moments(name: str):
+def test_untrained_parts_keep_their_values_and_moments():
     _, parameters = initialize(SMALL)
-    plain = make_optimizer(load_config("default", [("optimizer.name", name)]).optimizer, abstract_parameters(SMALL)[2])
+    plain = make_optimizer(
+        load_config("default", [("optimizer.name", "lamb")]).optimizer, abstract_parameters(SMALL)[2]
+    )
     gradients = jax.tree.map(jnp.ones_like, parameters)
     _, state = jax.jit(plain.update)(gradients, plain.init(parameters), parameters)
     expected, updated = jax.jit(plain.update)(gradients, state, parameters)

@@ -18,7 +18,7 @@ from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.pretrain import plan_state
 
 MODEL = BertConfig(
-    vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+    vocab_size=200, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
     max_position_embeddings=32,
 )  # fmt: skip
 MESHES = {
@@ -62,10 +62,8 @@ def other_arrays():
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        pytest.param("data8", "fsdp8", marks=pytest.mark.long),
         pytest.param("fsdp8", "data8_zero1", marks=pytest.mark.long),
         ("data8_zero1", "data2_fsdp2_tensor2"),
-        pytest.param("data2_fsdp2_tensor2", "data8", marks=pytest.mark.long),
         pytest.param("data2_fsdp2_tensor2", "reversed_fsdp4_tensor2", marks=pytest.mark.long),
     ],
 )

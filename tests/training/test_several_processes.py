@@ -219,7 +219,9 @@ def test_the_local_cluster_ends_as_its_processes_do(script, status):
     assert done.returncode == status, done.stderr
 
 
-@pytest.mark.parametrize("sent", SIGNALS)
+@pytest.mark.parametrize(
+    "sent", [pytest.param(sent, marks=() if sent is signal.SIGTERM else pytest.mark.long) for sent in SIGNALS]
+)
 def test_local_cluster_numbers_its_processes_and_forwards_signals(sent: signal.Signals):
     script = (
         f'trap "exit 75" {sent.name[3:]}; '

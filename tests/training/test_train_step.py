@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -98,12 +99,9 @@ def one_device():
 @pytest.mark.parametrize(
     "sizes",
     [
-        pytest.param({"data": 8}, marks=pytest.mark.long),
+        pytest.param({"data": 8, "zero1": True}, marks=pytest.mark.long),
         pytest.param({"fsdp": 8}, marks=pytest.mark.long),
         pytest.param({"tensor": 4}, marks=pytest.mark.long),
-        pytest.param({"data": 2, "tensor": 4}, marks=pytest.mark.long),
-        pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.long),
-        pytest.param({"data": 8, "zero1": True}, marks=pytest.mark.long),
         pytest.param({"data": 2, "fsdp": 2, "tensor": 2, "zero1": True}, marks=pytest.mark.long),
         {"data": 2, "fsdp": 2, "tensor": 2, "microbatches": 4},
     ],
@@ -157,18 +155,6 @@ def test_lamb_is_invariant_to_mesh_and_layer_scan():
     assert_close(trained(True, data=2, fsdp=2, tensor=2), expected, rtol=1e-5, atol=2e-5)
 
 
-def test_state_is_initialized_sharded_with_moments_like_parameters():
-    run = Run(data=2, fsdp=2, tensor=2)
-    parameters, adam = run.state.parameters, run.state.optimizer_state[1]
-    kernel = parameters["encoder"]["layers"]["feed_forward"]["up_kernel"]
-    assert kernel.sharding.spec == PartitionSpec(None, "fsdp", "tensor")
-    assert kernel.addressable_shards[0].data.shape == (2, 16, 32)
-    assert parameters["embeddings"]["word"].addressable_shards[0].data.shape == (128, 16)
-    for tree in (adam.mu, adam.nu):
-        for parameter, moment in zip(jax.tree.leaves(parameters), jax.tree.leaves(tree), strict=True):
-            assert moment.sharding == parameter.sharding
-
-
 @pytest.mark.long
 def test_zero1_shards_moments_along_data_and_replicates_parameters():
     run = Run(data=4, zero1=True)
@@ -214,31 +200,6 @@ def test_gradients_are_reduced_in_gradient_reduce_dtype_across_devices_and_float
     differences = jax.tree.map(lambda a, b: float(jnp.abs(a - b).max() / jnp.abs(a).max()), whole, rounded)
     assert 1e-4 < differences["encoder"]["layers"]["feed_forward"]["up_kernel"] < 2e-2
     assert max(jax.tree.leaves(differences)) < 5e-2
-
-
-@pytest.mark.parametrize(
-    "sizes", [pytest.param(sizes, marks=pytest.mark.long) for sizes in ({}, {"data": 4}, {"fsdp": 4})], ids=str
-)
-def test_accumulation_drops_what_the_large_batch_drops(sizes, one_device):
-    metrics, parameters = one_device
-    run = Run(CONFIG, microbatches=4, **sizes)
-    for step, expected in enumerate(metrics):
-        found = run(make_batch(step))
-        for name in ("loss", "mlm_loss", "nsp_loss", "grad_norm"):
-            np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, err_msg=name)
-    assert_close(run.parameters(), parameters, rtol=1e-5, atol=2e-5)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("nsp", [True, False])
-def test_accumulation_equals_the_large_batch_with_unequal_mask_counts(nsp):
-    counts = np.array([PREDICTIONS] * 4 + [0] * 4 + [1] * 4 + [0] * 3 + [2])
-    whole, cut = Run(WITHOUT_DROPOUT, nsp=nsp), Run(WITHOUT_DROPOUT, microbatches=4, nsp=nsp)
-    for step in range(3):
-        a, b = whole(make_batch(step, counts=counts)), cut(make_batch(step, counts=counts))
-        for name in a:
-            np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=name)
-    assert_close(whole.parameters(), cut.parameters(), rtol=1e-5, atol=1e-5)
 
 
 def test_loss_is_sums_over_sums_of_the_whole_batch():
@@ -290,16 +251,19 @@ def test_nonfinite_step_is_skipped_and_counted():
     "optimizer",
     [
         pytest.param(optax.chain(optax.scale_by_lion(), optax.add_decayed_weights(0.01)), id="lion"),
-        pytest.param(optax.trace(0.9, nesterov=True), id="momentum"),
-        pytest.param(optax.scale_by_factored_rms(min_dim_size_to_factor=16), id="adafactor"),
-        pytest.param(optax.chain(optax.scale_by_adam(), optax.scale_by_trust_ratio()), id="lamb"),
+        pytest.param(optax.trace(0.9, nesterov=True), id="momentum", marks=pytest.mark.long),
+        pytest.param(
+            optax.scale_by_factored_rms(min_dim_size_to_factor=16), id="adafactor", marks=pytest.mark.long
+        ),
+        pytest.param(
+            optax.chain(optax.scale_by_adam(), optax.scale_by_trust_ratio()), id="lamb", marks=pytest.mark.long
+        ),
     ],
-)
-@pytest.mark.parametrize("poison", ["nan", pytest.param("inf", marks=pytest.mark.long)])
-def test_step_that_is_not_finite_changes_nothing_but_its_counters_for_any_optimizer(optimizer, poison):
+)  # fmt: skip
+def test_step_that_is_not_finite_changes_nothing_but_its_counters_for_any_optimizer(optimizer):
     """A run with such a batch in the middle equals the run in which its update is left out, to the bit."""
-    mesh = make_mesh(MeshKeys(data=2, fsdp=1, tensor=1), jax.devices()[:2])
-    spec = describe_state(mesh, CONFIG, optimizer, seed=0)
+    mesh = make_mesh(MeshKeys(data=1, fsdp=1, tensor=1), jax.devices()[:1])
+    spec = describe_state(mesh, dataclasses.replace(CONFIG, num_hidden_layers=1), optimizer, seed=0)
     schedule = learning_rate_schedule(1e-3, 0, 10)
     step = make_train_step(mesh, spec, optimizer, schedule, objectives.pretraining(nsp=True), seed=0)
 
@@ -309,7 +273,7 @@ def test_step_that_is_not_finite_changes_nothing_but_its_counters_for_any_optimi
             for number in numbers:
                 batch = make_batch(number)
                 if number == skipped:
-                    batch["masked_weights"] = np.where(batch["masked_weights"] > 0, np.float32(poison), 0)
+                    batch["masked_weights"] = np.where(batch["masked_weights"] > 0, np.float32("nan"), 0)
                 if number == 3:  # dropout and learning rate are functions of it
                     state = dataclasses.replace(state, step=put_everywhere(mesh, np.int32(3)))
                 state, metrics = step(state, put_batch(mesh, batch))
@@ -324,14 +288,6 @@ def test_step_that_is_not_finite_changes_nothing_but_its_counters_for_any_optimi
     )
 
 
-def test_gradients_are_clipped_by_their_global_norm():
-    tight, loose = Run(grad_clip_norm=1e-3), Run()
-    norms = [run(make_batch(0))["grad_norm"] for run in (tight, loose)]
-    np.testing.assert_allclose(*norms, rtol=1e-6)  # what is logged is the norm before clipping
-    clipped = jnp.sqrt(sum(jnp.sum(jnp.square(m / 0.1)) for m in jax.tree.leaves(tight.state.optimizer_state[1].mu)))
-    np.testing.assert_allclose(clipped, 1e-3, rtol=1e-4)
-
-
 def collectives(run):
     """(kind, depth of loops, elements of the complete arrays per execution) of each collective of the compiled step."""
     batch = jax.eval_shape(lambda: put_batch(run.mesh, make_batch(0), run.microbatches))
@@ -343,7 +299,7 @@ def collectives(run):
 
 def test_gradients_are_reduced_once_and_outside_of_both_loops():
     """The loops are those over microbatches and over layers; the sum is of one gradient and of scalars."""
-    run = Run(CONFIG, data=8, microbatches=2)
+    run = Run(data=8, microbatches=2)
     found = collectives(run)
     assert {(kind, depth) for kind, depth, _ in found} == {("all-reduce", 0)}
     parameters = sum(leaf.size for leaf in jax.tree.leaves(run.spec.abstract.parameters))
@@ -351,7 +307,7 @@ def test_gradients_are_reduced_once_and_outside_of_both_loops():
 
 
 def test_fsdp_gathers_each_layers_weights_and_no_activations():
-    run = Run(CONFIG, data=2, fsdp=4, microbatches=2)
+    run = Run(data=2, fsdp=4, microbatches=2)
     found = collectives(run)
     assert {kind for kind, depth, _ in found if depth} == {"all-gather", "reduce-scatter"}
     layers = run.spec.abstract.parameters["encoder"]["layers"]
@@ -369,23 +325,30 @@ def test_fsdp_gathers_each_layers_weights_and_no_activations():
     assert held <= sum(elements for kind, _, elements in found if kind == "all-reduce") <= held + 100  # and scalars
 
 
-def test_dropout_differs_between_steps_and_rows_and_is_deterministic():
+def test_dropout_differs_between_steps_and_is_deterministic():
     losses = [[run(make_batch(0))["loss"] for _ in range(2)] for run in (Run(CONFIG), Run(CONFIG))]
     assert losses[0] == losses[1]
     # The first update has a rate of 0, so both steps see the same parameters and batch: only the key differs.
     assert losses[0][0] != losses[0][1]
-    without = Run()
-    assert without(make_batch(0))["loss"] == without(make_batch(0))["loss"]
-    halves = {name: np.concatenate([entry[: ROWS // 2]] * 2) for name, entry in make_batch(0).items()}
-    cut, whole = Run(CONFIG, microbatches=2), Run(CONFIG)
-    half = {name: entry[: ROWS // 2] for name, entry in make_batch(0).items()}
-    assert abs(cut(halves)["loss"] - whole(half)["loss"]) > 1e-6  # were the masks equal, so would be the means
 
 
 def test_metrics_are_those_of_the_objectives():
     assert set(Run()(make_batch(0))) == {
         "loss", "learning_rate", "grad_norm", "nonfinite_steps", "nonfinite_streak",
         *objectives.pretraining(nsp=True).denominators(make_batch(0)),
+    }  # fmt: skip
+
+
+def test_operations_are_named_after_their_part_of_the_step():
+    """A profile shows these names."""
+    run = Run(CONFIG, data=2)
+    batch = jax.eval_shape(lambda: put_batch(run.mesh, make_batch(0)))
+    with jax.set_mesh(run.mesh):
+        text = run.step.lower(run.spec.abstract, batch).as_text(debug_info=True)
+    names = {name for path in re.findall(r'loc\("([^"]*)"', text) for name in re.findall(r"\w+", path)}
+    assert names >= {
+        "embeddings", "encoder", "attention", "feed_forward", "layer_norm", "dropout", "pooler", "mlm_head", "nsp_head",
+        "mlm_loss", "gradient_reduction", "optimizer",
     }  # fmt: skip
 
 
