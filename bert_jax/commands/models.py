@@ -33,7 +33,7 @@ def evaluate(
       bert-jax evaluate --checkpoint=runs/mine --data=dev.csv
     """
     from bert_jax.finetuning.fine_tuned import evaluate_finetuned
-    from bert_jax.inference.opening import open_model_of
+    from bert_jax.inference.pretrained import open_model_of
     from bert_jax.training.evaluation import evaluate_checkpoint, evaluate_steps
 
     if steps:
@@ -67,7 +67,7 @@ def predict(
       bert-jax predict --checkpoint=runs/mine --input=new.csv --output=predictions.jsonl --text text --strict
     """
     from bert_jax.finetuning import fine_tuned
-    from bert_jax.inference.opening import open_model_of
+    from bert_jax.inference.pretrained import open_model_of
 
     count = fine_tuned.predict(
         open_model_of(checkpoint), input, output, texts=text, with_text=with_text, strict=strict,
@@ -123,15 +123,14 @@ def features(
     Args:
       input: one text per line, or two: `first ||| second`; also compressed
       output: JSON lines, or arrays if it ends in .npz
-      layers: numbers (0 is the first, -1 the last) or names: embeddings, first, second_to_last, last, last_four, all;
-        default: the last four, with --pool the last
+      layers: numbers (0 is the first, -1 the last), embeddings or all; default: the last four, with --pool the last
       pool: write one vector per line: the mean over all tokens, [CLS] and [SEP] included, or that of [CLS]
       seq_len: maximum tokens per line; default: the model's maximum
       batch_size: lines per batch
 
     Examples:
       bert-jax features --checkpoint=runs/base --input=lines.txt --output=features.jsonl
-      bert-jax features --checkpoint=runs/base --input=lines.txt --output=features.npz --layers=last_four
+      bert-jax features --checkpoint=runs/base --input=lines.txt --output=features.npz --layers=-1,-2
     """
     from bert_jax.inference.features import extract
 
@@ -168,7 +167,7 @@ def export(
       bert-jax export --checkpoint=runs/base --output=revisions --steps=all
       bert-jax export --checkpoint=runs/mine --output=hlo --format=stablehlo
     """
-    from bert_jax.inference.opening import open_model_of
+    from bert_jax.inference.pretrained import open_model_of
     from bert_jax.interop import huggingface, stablehlo
 
     metadata = {"language": list(language), "license": license, "datasets": list(datasets)}

@@ -133,10 +133,9 @@ def study(config: StudyConfig, /, workdir: Folder, *, stop: StopSignal | None = 
       bert-jax study studies/table1 --workdir=runs/table1 --config.checkpoints.base=runs/base --config.task_data=tasks
     """
     from bert_jax.studies import study as studies
-    from bert_jax.studies.study_table import render
 
     table = studies.study(config, workdir, stop=stop, bars=bars)
-    return Result(table.as_json(), render(table).rstrip("\n"))
+    return Result(table.as_json(), studies.render(table).rstrip("\n"))
 
 
 @command

@@ -12,19 +12,19 @@ With a pooling, of one layer:
 
 FILE           {"linex_index": 0, "pool": "mean", "layer": -1, "tokens": 9, "values": [...]}
 FILE.npz       `values` [lines, hidden_size] fp32, `tokens` [lines] (tokens of each line), `layer` and `pool`
+
+JSON lines are written as they are computed; the arrays of a .npz are in memory together.
 """
 
 import functools
-import itertools
 import json
 import re
 import sys
-import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,21 +35,16 @@ from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.text_files import Utf8, decode_line, lines_from, named_format, text_format
 from bert_jax.finetuning.batches import EncodedExamples
-from bert_jax.finetuning.forward import Forward, LoadedModel, check_segments, load_model
-from bert_jax.inference.opening import open_model_of
+from bert_jax.finetuning.forward import Forward, check_segments, load_model
+from bert_jax.inference.pretrained import open_model_of
 from bert_jax.inference.text_encoder import check_pool, pool_hidden_states
-from bert_jax.model import BertConfig, BertForPreTraining
+from bert_jax.model import BertForPreTraining
 from bert_jax.progress import Bars, silent
 from bert_jax.text.sequences import EncodedSequence, encode_pairs
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.evaluation import check_batch_size
 
-LAYER_NAMES = ("embeddings", "first", "second_to_last", "last", "last_four", "all")
-"""Layer names for `parse_layers`. `embeddings` is the sum of the three embeddings, after LayerNorm."""
-
-_SORTED_BATCHES = 16  # batches whose lines are sorted by length together, to save padding
-_SORTED_BYTES = 1 << 30  # their outputs, which are in memory together
-_LINES_AT_ONCE = 1024  # per call of the tokenizer
+_BATCHES = 4  # whose lines are sorted by length together, to save padding
 
 Line = tuple[EncodedSequence, np.ndarray]
 """A line and its outputs: [tokens, layers, D], or [D] if they are pooled."""
@@ -67,56 +62,31 @@ class Extracted:
 
 
 def parse_layers(given: str, num_hidden_layers: int) -> list[int | str]:
-    """Parses a list of layers such as "-1,-2" or "embeddings,last".
+    """Parses a list of layers such as "-1,-2" or "embeddings,0", or "all", which are those above the embeddings.
 
-    Layer 0 is the first above the embeddings and -1 the last, as in the reference. A name is replaced by its number or
-    numbers, except `embeddings`, which has none.
-
-    Raises:
-      InputError: unknown or duplicate layer.
+    Layer 0 is the first above the embeddings and -1 the last, as in the reference; `embeddings` is the sum of the three
+    embeddings, after LayerNorm. Raises InputError for an unknown layer.
     """
-    by_name: dict[str, list[int | str]] = {
-        "embeddings": ["embeddings"],
-        "first": [0],
-        "second_to_last": [-2],
-        "last": [-1],
-        "last_four": [-1, -2, -3, -4],
-        "all": list(range(num_hidden_layers)),
-    }
     layers: list[int | str] = []
-    for word in given.split(","):
-        word = word.strip()
-        layers += by_name[word] if word in by_name else [int(word)] if re.fullmatch(r"-?[0-9]{1,18}", word) else [word]
-    for layer in layers:
-        if isinstance(layer, str) and layer not in by_name:
-            raise InputError(f"layers: unknown layer {layer!r:.60}; use numbers, or {', '.join(LAYER_NAMES)}")
-        if isinstance(layer, int) and not -num_hidden_layers <= layer < num_hidden_layers:
+    for word in map(str.strip, given.split(",")):
+        if word == "all":
+            layers += range(num_hidden_layers)
+        elif word == "embeddings":
+            layers.append(word)
+        elif re.fullmatch("-?[0-9]{1,4}", word) and -num_hidden_layers <= int(word) < num_hidden_layers:
+            layers.append(int(word))
+        else:
             raise InputError(
-                f"layers: unknown layer {layer}; the model has {num_hidden_layers}, "
+                f"layers={given:.60}: unknown layer {word!r:.60}; use all, embeddings, or numbers from "
                 f"{-num_hidden_layers} to {num_hidden_layers - 1}"
             )
-    positions = [_hidden_state(layer, num_hidden_layers) for layer in layers]
-    if len(set(positions)) < len(positions):
-        raise InputError(f"layers={given}: duplicate layer; list each layer once")
     return layers
 
 
-def _hidden_state(layer: int | str, num_hidden_layers: int) -> int:
-    """Returns the layer's index in the hidden states [layers + 1, ...], of which the first are the embeddings."""
-    return 0 if isinstance(layer, str) else layer % num_hidden_layers + 1
-
-
 def extract(
-    checkpoint: str,
-    input: str,
-    output: str,
-    *,
-    layers: str | None = None,
-    pool: str | None = None,
-    seq_len: int | None = None,
-    batch_size: int = 32,
-    bars: Bars = silent,
-) -> Extracted:
+    checkpoint: str, input: str, output: str, *, layers: str | None = None, pool: str | None = None,
+    seq_len: int | None = None, batch_size: int = 32, bars: Bars = silent,
+) -> Extracted:  # fmt: skip
     """Writes the features of every line of `input` to `output`, atomically.
 
     Args:
@@ -136,7 +106,6 @@ def extract(
     if remote.exists(target):
         raise InputError(f"output={target}: already exists; choose another name or delete it")
     check_batch_size(batch_size)
-    _check_input(input)
     found = open_model_of(checkpoint)
     config, tokenizer = found.bert_config, found.tokenizer
     if layers is None:  # the last four, of those that there are
@@ -149,77 +118,48 @@ def extract(
     length = config.max_position_embeddings if seq_len is None else seq_len
     if not 3 <= length <= config.max_position_embeddings:
         raise InputError(f"seq_len={seq_len}: expected 3 to {config.max_position_embeddings}, the model's maximum")
+    atomic.check_file_output(output)
 
-    atomic.make_folder(target.parent)
-    with atomic.whole_file(target) as file:
-        texts = list(_texts(input))
-        lengths, cut = _measure(input, texts, tokenizer, config, length)
-        states = tuple(_hidden_state(layer, config.num_hidden_layers) for layer in chosen)
-        model = load_model(
-            found, batch_size=min(batch_size, len(texts)), max_seq_len=length,
-            forward=select_hidden_states(states, pool),
-        )  # fmt: skip
-        size = model.predictor.batch_size
-        line_bytes = (1 if pool else max(lengths) * len(chosen)) * 4 * config.hidden_size
-        sorted_lines = size * max(1, min(_SORTED_BATCHES, _SORTED_BYTES // (size * line_bytes)))
-        with closing(bars(total=len(texts), desc="features", unit="line")) as bar:
+    texts = _read_texts(input)
+    sequences = encode_pairs(tokenizer, texts, length)
+    check_segments(config.type_vocab_size, sequences, f"input={input}: ")
+    whole = encode_pairs(tokenizer, texts, sys.maxsize)
+    cut = sum(len(line.input_ids) > length for line in whole)
+    states = tuple(0 if isinstance(layer, str) else layer % config.num_hidden_layers + 1 for layer in chosen)
+    model = load_model(
+        found, batch_size=min(batch_size, len(texts)), max_seq_len=length, forward=select_hidden_states(states, pool)
+    )  # fmt: skip
+    with atomic.whole_file(target) as file, closing(bars(total=len(texts), desc="features", unit="line")) as bar:
 
-            def lines() -> Iterator[Line]:
-                for line in _hidden_of(model, _encode(tokenizer, texts, length), sorted_lines):
-                    yield line
-                    bar.update(1)
+        def lines() -> Iterator[Line]:
+            step = _BATCHES * model.predictor.batch_size
+            for start in range(0, len(sequences), step):
+                some = sequences[start : start + step]
+                yield from zip(some, model.outputs(EncodedExamples(some), in_full_batches=True), strict=True)
+                bar.update(len(some))
 
-            if target.suffix == ".npz":
-                _write_arrays(file, lines(), lengths, tokenizer, chosen, pool, config.hidden_size)
-            else:
-                _write_json_lines(file, lines(), tokenizer, chosen, pool)
-    return Extracted(len(lengths), sum(lengths), cut, length, layers)
-
-
-# --- Reading ---------------------------------------------------------------------------------------------------------
+        if target.suffix == ".npz":
+            np.savez(file, **_arrays(list(lines()), tokenizer, chosen, pool))  # type: ignore[arg-type]
+        else:
+            for number, line in enumerate(lines()):
+                row = {"linex_index": number, **_json_object(line, tokenizer, chosen, pool)}
+                file.write(json.dumps(row).encode() + b"\n")
+    return Extracted(len(texts), sum(len(line.input_ids) for line in sequences), cut, length, layers)
 
 
-def _check_input(path: str) -> None:
-    place = Path(path)  # epath takes a pipe for a file
-    if not remote.is_remote(path) and place.exists() and not place.is_file():
+def _read_texts(path: str) -> list[tuple[str, str | None]]:
+    if not remote.is_remote(path) and Path(path).exists() and not Path(path).is_file():  # a pipe is read only once
         raise InputError(f"input={path}: expected a regular file; save the input to a file")
     if named_format(path):
         raise InputError(f"input={path}: got a table or JSON lines, expected a file of plain text, one text a line")
     text_format(path)  # refuses what is not text
-
-
-def _texts(path: str) -> Iterator[tuple[str, str | None]]:
+    texts: list[tuple[str, str | None]] = []
     for offset, line in lines_from(path, 0, None):
-        text = decode_line(line, path, offset, Utf8()).strip()
-        pair = re.fullmatch(r"(.*) \|\|\| (.*)", text, re.DOTALL)
-        yield (pair[1], pair[2]) if pair else (text, None)
-
-
-def _encode(tokenizer: Tokenizer, texts: Sequence[tuple[str, str | None]], length: int) -> Iterator[EncodedSequence]:
-    for start in range(0, len(texts), _LINES_AT_ONCE):
-        yield from encode_pairs(tokenizer, texts[start : start + _LINES_AT_ONCE], length)
-
-
-def _measure(
-    path: str, texts: Sequence[tuple[str, str | None]], tokenizer: Tokenizer, config: BertConfig, length: int
-) -> tuple[list[int], int]:
-    """Returns the tokens of each line, at most `length`, and the number of lines that are truncated to it.
-
-    Raises InputError without a line, and for a pair that the model has no second segment for.
-    """
+        first, bars, second = decode_line(line, path, offset, Utf8()).strip().rpartition(" ||| ")
+        texts.append((first, second) if bars else (second, None))
     if not texts:
         raise InputError(f"input={path}: the file is empty: expected at least one line")
-    lengths = []
-    for number, line in enumerate(_encode(tokenizer, texts, sys.maxsize), start=1):
-        lengths.append(len(line.input_ids))
-        try:
-            check_segments(config.type_vocab_size, [line])
-        except InputError as error:
-            raise InputError(f"{path}:{number}: {error}") from error
-    return [min(tokens, length) for tokens in lengths], sum(tokens > length for tokens in lengths)
-
-
-# --- Running ---------------------------------------------------------------------------------------------------------
+    return texts
 
 
 @functools.cache
@@ -236,62 +176,34 @@ def select_hidden_states(states: tuple[int, ...], pool: str | None) -> Forward:
     return hidden_states
 
 
-def _hidden_of(model: LoadedModel, lines: Iterator[EncodedSequence], sorted_lines: int) -> Iterator[Line]:
-    """Yields each line with the outputs of the model, in order.
-
-    Among `sorted_lines` lines, those of similar length share a batch.
-    """
-    while some := list(itertools.islice(lines, sorted_lines)):
-        yield from zip(some, model.outputs(EncodedExamples(some, None), in_full_batches=True), strict=True)
-
-
-# --- Writing ---------------------------------------------------------------------------------------------------------
-
-
-def _write_json_lines(
-    file: IO[bytes], lines: Iterator[Line], tokenizer: Tokenizer, layers: Sequence[int | str], pool: str | None
-) -> None:
-    def rounded(values: np.ndarray) -> list[float]:
-        return [round(value, 6) for value in values.tolist()]
-
-    for number, (line, hidden) in enumerate(lines):
-        if pool is not None:
-            tokens = len(line.input_ids)
-            row: dict[str, Any] = {"pool": pool, "layer": layers[0], "tokens": tokens, "values": rounded(hidden)}
-        else:
-            row = {"features": [
-                {
-                    "token": tokenizer.id_to_token(token),
-                    "layers": [
-                        {"index": layer, "values": rounded(values)} for layer, values in zip(layers, rows, strict=True)
-                    ],
-                }
-                for token, rows in zip(line.input_ids, hidden, strict=True)
-            ]}  # fmt: skip
-        file.write(json.dumps({"linex_index": number, **row}).encode() + b"\n")
+def _json_object(line: Line, tokenizer: Tokenizer, layers: Sequence[int | str], pool: str | None) -> dict[str, Any]:
+    sequence, hidden = line
+    if pool is not None:
+        return {"pool": pool, "layer": layers[0], "tokens": len(sequence.input_ids), "values": _rounded(hidden)}
+    return {"features": [
+        {
+            "token": tokenizer.id_to_token(token),
+            "layers": [
+                {"index": layer, "values": _rounded(values)} for layer, values in zip(layers, rows, strict=True)
+            ],
+        }
+        for token, rows in zip(sequence.input_ids, hidden, strict=True)
+    ]}  # fmt: skip
 
 
-def _write_arrays(
-    file: IO[bytes], lines: Iterator[Line], lengths: Sequence[int], tokenizer: Tokenizer, layers: Sequence[int | str],
-    pool: str | None, hidden_size: int,
-) -> None:  # fmt: skip
-    """Writes an uncompressed .npz, whose array `values` is too large for the memory: numpy has no writer for that."""
-    shape = (len(lengths), hidden_size) if pool is not None else (sum(lengths), len(layers), hidden_size)
-    input_ids: list[np.ndarray] = []
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        with archive.open("values.npy", "w", force_zip64=True) as member:
-            header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(member, header)
-            for line, hidden in lines:
-                input_ids.append(np.array(line.input_ids, np.int32))
-                member.write(np.ascontiguousarray(hidden, np.float32).tobytes())
-        names, all_ids = np.array([str(layer) for layer in layers]), np.concatenate(input_ids)
-        if pool is not None:
-            arrays = {"tokens": np.array(lengths, np.int64), "layer": names[0], "pool": np.array(pool)}
-        else:
-            offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-            tokens = np.array(tokenizer.vocab)[all_ids]
-            arrays = {"tokens": tokens, "input_ids": all_ids, "offsets": offsets, "layers": names}
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+def _rounded(values: np.ndarray) -> list[float]:
+    return [round(value, 6) for value in values.tolist()]
+
+
+def _arrays(
+    lines: Sequence[Line], tokenizer: Tokenizer, layers: Sequence[int | str], pool: str | None
+) -> dict[str, np.ndarray]:
+    names, lengths = np.array([str(layer) for layer in layers]), [len(line.input_ids) for line, _ in lines]
+    if pool is not None:
+        values = np.stack([hidden for _, hidden in lines])
+        return {"values": values, "tokens": np.array(lengths, np.int64), "layer": names[0], "pool": np.array(pool)}
+    input_ids = np.concatenate([line.input_ids for line, _ in lines]).astype(np.int32)
+    return {
+        "values": np.concatenate([hidden for _, hidden in lines]), "tokens": np.array(tokenizer.vocab)[input_ids],
+        "input_ids": input_ids, "offsets": np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), "layers": names,
+    }  # fmt: skip

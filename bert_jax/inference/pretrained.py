@@ -11,13 +11,14 @@ from flax import nnx
 
 from bert_jax.batch import Batch
 from bert_jax.errors import InputError
+from bert_jax.files import remote
 from bert_jax.finetuning.fine_tuned import open_model, predict_texts
 from bert_jax.finetuning.forward import load_model
-from bert_jax.inference.opening import open_model_of
 from bert_jax.inference.text_encoder import Pairs, TextModel, Texts, align_pairs, check_text, text_states
+from bert_jax.interop.importing import holds_model, open_source
 from bert_jax.model.bert import Parameters
 from bert_jax.text.tokenizer import ROLES, Tokenizer
-from bert_jax.training.checkpoints import Checkpoint
+from bert_jax.training.checkpoints import Checkpoint, is_checkpoint, may_hold_checkpoints, open_checkpoint
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,24 @@ class FineTuned(TextModel):
                 if part is not None:
                     check_text(part)
         return predict_texts(self._checkpoint, self._running, texts, pairs)
+
+
+def open_model_of(location: str, step: int | None = None) -> Checkpoint:
+    """Opens a MODEL; its parameters are loaded on demand, straight from its files.
+
+    Args:
+      location: a workdir (its newest step, or with `keep_best` its best), one of its checkpoints/STEP, the output of
+        `bert-jax import`; or what import reads: a folder of `transformers` such as the output of `bert-jax export`, or
+        a TensorFlow checkpoint.
+      step: chooses a step of a workdir.
+
+    Raises:
+      InputError: there is no such model, or it cannot be read.
+    """
+    given = remote.parse_path(location)
+    if step is None and not (may_hold_checkpoints(given) and is_checkpoint(given)) and holds_model(location):
+        return open_source(location)
+    return open_checkpoint(location, step)
 
 
 def load(checkpoint: str, *, step: int | None = None) -> PreTrained | FineTuned:

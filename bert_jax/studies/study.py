@@ -9,7 +9,6 @@ checkpoint, so that the same command resumes a stopped study:
 WORKDIR/pretraining/ROW                    pre-training of the first row with these settings
 WORKDIR/finetuning/ROW/TASK/lr-R-seed-S    a trial of the search of one cell
 WORKDIR/table.md, table.json               results so far, written after each pre-training and each cell
-WORKDIR/provenance.json                    software, devices and given checkpoints of each start of the study
 """
 
 import json
@@ -17,18 +16,19 @@ import logging
 import math
 import os
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from etils import epath
 
 from bert_jax.config import load_config
 from bert_jax.config_keys import FinetuneConfig, PretrainConfig, StudyConfig, StudyRow, StudyTask
-from bert_jax.data.corpora.tfds_corpus import is_tfds
 from bert_jax.errors import InputError
-from bert_jax.files import atomic, provenance, remote
+from bert_jax.files import atomic, remote
+from bert_jax.files.atomic import write_json
 from bert_jax.finetuning.checks import model_of
 from bert_jax.finetuning.finetune import SEARCH_FILE, planned_runs, search
 from bert_jax.finetuning.tasks.kinds import read_task
@@ -37,16 +37,19 @@ from bert_jax.progress import Bars, silent
 from bert_jax.runtime.interpreter import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.sections import to_dict, with_values
-from bert_jax.studies.study_table import PERPLEXITY, Cell, Table, write_table
 from bert_jax.tracking.metrics import read_metrics
-from bert_jax.training.checkpoints import complete_steps, open_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.initialization import fill_in_from_checkpoint
 from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.pretrain import pretrain
-from bert_jax.training.run import describe_devices, workdir_path
+from bert_jax.training.run import workdir_path
 
 log = logging.getLogger(__name__)
 
+TABLE_VERSION = 1
+"""The format of `table.json`."""
+PERPLEXITY = "perplexity"
+"""The name of the perplexity column."""
 _LOSSES = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "unigram_loss")
 
 
@@ -72,13 +75,6 @@ class PlannedRow:
     def from_scratch(self) -> bool:
         """True for a row that uses only sizes and vocabulary of its encoder."""
         return bool(self.keys.finetuning.get("from_scratch"))
-
-    @property
-    def seeds(self) -> list[int | None]:
-        """The seeds of the pre-trainings behind the row's scores; None if its checkpoint does not record it."""
-        if self.from_scratch:
-            return []
-        return [self.pretraining.seed if self.pretraining else open_checkpoint(self.encoder).config.get("seed")]
 
 
 # --- Checks, before any run -------------------------------------------------------------------------------------------
@@ -137,9 +133,8 @@ def _plan_row(
         with _named(f"task {task.name!r}"):
             tuned = _finetuning(config, row, task, encoder)
             model_of(tuned, sizes)
-        path = tuned.data.path
-        if not is_tfds(path) and not remote.exists(remote.parse_path(path)):
-            raise InputError(f"task {task.name!r}: {path} not found; set its folder with task_data=FOLDER")
+            if not remote.exists(remote.parse_path(tuned.data.path)):
+                raise InputError(f"{tuned.data.path} not found; set its folder with task_data=FOLDER")
         finetuning.append((task, tuned))
     return PlannedRow(row.name, pretraining, encoder, finetuning, row)
 
@@ -149,13 +144,11 @@ def _finetuning(config: StudyConfig, row: StudyRow, task: StudyTask, encoder: st
     keys = {**task.finetuning, **row.finetuning, **config.finetuning}
     tuned = load_config(row.config or task.config, keys, kind=FinetuneConfig)
     path = tuned.data.path
-    if config.task_data and not is_tfds(path) and not remote.is_remote(path):
+    if config.task_data and not remote.is_remote(path):
         path = os.path.join(config.task_data, path)
     tuned = with_values(tuned, {"data.path": path, "init": encoder})
     if tuned.search.learning_rates and "optimizer.learning_rate" in config.finetuning:
-        raise InputError(
-            "finetuning.optimizer.learning_rate has no effect in a search; set finetuning.search.learning_rates"
-        )
+        raise InputError("finetuning.optimizer.learning_rate: has no effect; set finetuning.search.learning_rates")
     planned_runs(tuned)
     return tuned
 
@@ -194,18 +187,114 @@ def _read_tasks(rows: Sequence[PlannedRow], folder: epath.Path) -> None:
                         )
 
 
-def _refuse_more_training(row: PlannedRow, encoder: epath.Path, folder: epath.Path) -> None:
-    """Raises InputError if an encoder would be trained further than that of the row's scores."""
-    assert row.pretraining is not None
-    steps = [int(step.name) for step in complete_steps(encoder)]
-    if steps and max(steps) < row.pretraining.total_steps and not row.from_scratch:
-        for task, _ in row.finetuning:
-            if remote.children(place := _cell_folder(folder, row, task)):
-                raise InputError(
-                    f"row {row.name!r}: {place} was fine-tuned from step {max(steps)} of its encoder, and "
-                    f"pretraining.total_steps={row.pretraining.total_steps}; remove it to fine-tune again, or choose "
-                    "another workdir"
-                )
+# --- The table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The scores of one row in one column: one value per restart (seed)."""
+
+    values: Sequence[float]
+    seeds: Sequence[str] = ()
+    learning_rate: float | None = None
+
+    @property
+    def mean(self) -> float:
+        return statistics.fmean(self.values)
+
+    @property
+    def deviation(self) -> float | None:
+        """The standard deviation over restarts; None for a single restart."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+
+@dataclass
+class Table:
+    """The results of a study so far; `cells` are by row and column, `paper` and `pretraining` by row."""
+
+    title: str
+    note: str
+    columns: Sequence[str]
+    rows: Sequence[str]
+    paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
+    pretraining: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def difference(self, row: str, column: str) -> tuple[float, float | None] | None:
+        """Returns the difference of the row's mean to the first row's, and its standard error.
+
+        None if either is missing; the error is None if either has a single restart.
+        """
+        ours, first = self.cells.get((row, column)), self.cells.get((self.rows[0], column))
+        if ours is None or first is None:
+            return None
+        errors = [cell.deviation / math.sqrt(len(cell.values)) for cell in (ours, first) if cell.deviation is not None]
+        return ours.mean - first.mean, math.hypot(*errors) if len(errors) == 2 else None
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns version, title, note, columns and `rows`: the scores of each cell, the paper's, and differences."""
+        rows = []
+        for row in self.rows:
+            columns = {}
+            for column in self.columns:
+                cell, (difference, error) = self.cells.get((row, column)), self.difference(row, column) or (None, None)
+                scores = {"mean": cell.mean, "deviation": cell.deviation, **asdict(cell)} if cell else {}
+                columns[column] = {
+                    **scores, "paper": self.paper.get(row, {}).get(column), "difference": difference,
+                    "difference_error": error,
+                }  # fmt: skip
+            rows.append({"name": row, "pretraining": self.pretraining.get(row), "columns": columns})
+        return {
+            "format_version": TABLE_VERSION, "title": self.title, "note": self.note, "columns": list(self.columns),
+            "rows": rows,
+        }  # fmt: skip
+
+
+def render(table: Table) -> str:
+    """Renders the table as Markdown: means, standard deviations, and differences to the first row."""
+    parts = [f"# {table.title}" if table.title else "# Study"]
+    parts.append("Mean ± standard deviation over restarts of fine-tuning, at the learning rate with the best median.")
+    if table.note:
+        parts.append(table.note)
+    first, *others = table.rows
+    heads, scores, differences = [""], [[row] for row in table.rows], [[row] for row in others]
+    for column in table.columns:
+        digits = 2 if column == PERPLEXITY else 1
+        papers = {row: numbers[column] for row, numbers in table.paper.items() if column in numbers}
+        heads += [column, "paper"] if papers else [column]
+        for line in scores:
+            cell = table.cells.get((line[0], column))
+            line.append(_number((cell.mean, cell.deviation) if cell else None, f".{digits}f"))
+            line += [f"{papers[line[0]]:.{digits}f}" if line[0] in papers else ""] if papers else []
+        for line in differences:
+            line.append(_number(table.difference(line[0], column), f"+.{digits}f"))
+            if papers:
+                both = line[0] in papers and first in papers
+                line.append(f"{papers[line[0]] - papers[first]:+.{digits}f}" if both else "")
+    parts.append(_markdown(heads, scores))
+    if any(table.difference(row, column) for row in others for column in table.columns):
+        parts += [f"## Difference to {first}, ± its standard error", _markdown(heads, differences)]
+    if table.pretraining:
+        names = ("steps", *_LOSSES)
+        losses = [[row, *(_loss(values.get(name)) for name in names)] for row, values in table.pretraining.items()]
+        parts += ["## Pre-training, on held-out text", _markdown(["", *names], losses)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _number(value: tuple[float, float | None] | None, form: str) -> str:
+    """Returns a number, with its deviation or error if there is one; "" for None."""
+    if value is None:
+        return ""
+    return f"{value[0]:{form}}" + ("" if value[1] is None else f" ± {value[1]:{form.lstrip('+')}}")
+
+
+def _loss(value: float | None) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+
+
+def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    cells = [heads, ["---"] * len(heads), *lines]
+    return "\n".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in cells)
 
 
 # --- Runs -------------------------------------------------------------------------------------------------------------
@@ -226,31 +315,24 @@ def study(config: StudyConfig, workdir: str, *, stop: StopSignal | None = None, 
     Otherwise raises as `pretrain` and `finetune` do; finished runs are kept.
     """
     folder, rows = workdir_path(workdir), plan_rows(config)
-    table = Table(
-        config.title, config.note,
-        [*([PERPLEXITY] if config.perplexity else []), *_columns(config, rows)], [row.name for row in rows],
-        paper={row.name: dict(row.keys.paper) for row in rows},
-        pretraining_seeds={row.name: row.seeds for row in rows},
-    )  # fmt: skip
+    columns = [*([PERPLEXITY] if config.perplexity else []), *_columns(config, rows)]
+    paper = {row.name: row.keys.paper for row in rows}
+    table = Table(config.title, config.note, columns, [row.name for row in rows], paper)
 
     def write() -> None:
         if is_first():
-            write_table(table, folder)
+            atomic.write_whole(folder / "table.md", render(table).encode())
+            write_json(folder / "table.json", table.as_json())
 
     with ExitStack() as stack:
         stop = stop or stack.enter_context(StopSignal())
         if is_first():
             atomic.make_folder(folder)
         _read_tasks(rows, folder)
-        given = {row.name: open_checkpoint(row.encoder).reference() for row in rows if row.pretraining is None}
-        if is_first():
-            inputs = {"task_data": config.task_data, "encoders": given}
-            provenance.append(folder, provenance.record(inputs, devices=describe_devices()))
         for row in rows:
             encoder = row.encoder
             if row.pretraining is not None:
                 place = folder / "pretraining" / row.encoder
-                _refuse_more_training(row, place, folder)
                 log.info("Pre-training row %r", row.name)
                 pretrain(row.pretraining, encoder := str(place), stop=stop, bars=bars)
                 if not row.from_scratch:

@@ -13,7 +13,7 @@ from bert_jax.errors import InputError
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned, predict
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.finetuning.tasks.kinds import KINDS, task_of
-from bert_jax.inference.opening import open_model_of
+from bert_jax.inference.pretrained import open_model_of
 from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
 from bert_jax.training.checkpoints import open_checkpoint
