@@ -72,9 +72,7 @@ def vocab(
     if from_:
         from bert_jax.text.conversion import convert_vocabulary
 
-        tokenizer = convert_vocabulary(
-            from_, cased=training.cased, keep_accents=training.keep_accents, pretokenized=training.pretokenized
-        )
+        tokenizer = convert_vocabulary(from_, cased=training.cased, keep_accents=training.keep_accents)
     else:
         from bert_jax.text.vocabulary_training import train_vocabulary
 

@@ -18,8 +18,8 @@ import functools
 import hashlib
 import io
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -34,7 +34,9 @@ from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.atomic import check_version
 from bert_jax.sections import Must, Section, from_mapping
-from bert_jax.text import tokenizer
+from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer, read_tokenizer
+
+log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 INFO_FILE = "dataset.json"
@@ -43,7 +45,6 @@ SPLITS = ("train", "eval")
 TOKENIZER_FIELDS = ("kind", "lowercase", "vocab_size", "sha256", "ids_sha256")
 """Attributes of `Tokenizer` in `dataset.json`."""
 _MAX_OPEN = 256  # readers of a dataset; each holds a file open, and the default limit of a process is 1,024
-_DOWNLOADS = 8  # at a time
 
 Count = Annotated[int, Must("in [0, 2**62)", lambda x: 0 <= x < 1 << 62)]
 FileName = Annotated[str, Must("the name of a file", lambda name: bool(name) and Path(name).name == name)]
@@ -183,12 +184,10 @@ class PreparedDataset:
         self.folder = remote.parse_path(path)
         self.info = info = DatasetInfo.read(self.folder)
         shards = [shard for split in info.splits.values() for shard in split.shards]
-        self._local = _local_copy(self.folder, info, [tokenizer.FILE, tokenizer.SETTINGS, *info.arrays], shards)
-        self.tokenizer = tokenizer.read_tokenizer(self._local / tokenizer.FILE)
+        self._local = _local_copy(self.folder, info, [FILE, SETTINGS, *info.arrays], shards)
+        self.tokenizer = read_tokenizer(self._local / FILE)
         if self.tokenizer.sha256 != info.tokenizer["sha256"]:
-            raise InputError(f"{self.folder / tokenizer.FILE}: sha256 is not that of {INFO_FILE}; restore the file")
-        is_copy = remote.is_remote(self.folder)
-        self._way_out = "delete it, to copy it again" if is_copy else "copy or prepare the dataset again"
+            raise InputError(f"{self.folder / FILE}: sha256 is not that of {INFO_FILE}; restore the file")
         self._ends = {name: np.cumsum([shard.instances for shard in split.shards], dtype=np.int64)
                       for name, split in info.splits.items()}  # fmt: skip
         self._reader = functools.lru_cache(_MAX_OPEN)(functools.partial(_open_reader, self._local))
@@ -206,6 +205,11 @@ class PreparedDataset:
         """Returns int64 [V]: token counts of the training documents. Raises InputError for a damaged file."""
         return self._array(TOKEN_COUNTS_FILE)
 
+    def unknown_share(self) -> float:
+        """Returns the share of [UNK] in the tokens of the training documents."""
+        counts = self.token_counts()
+        return float(counts[self.tokenizer.unk_id] / max(1, counts.sum()))
+
     def lengths(self, split: str) -> np.ndarray:
         """Returns uint16 [N]: tokens in each sequence of a split, with special ones. InputError for a damaged file."""
         return self._array(lengths_file(split))
@@ -213,7 +217,7 @@ class PreparedDataset:
     def _array(self, name: str) -> np.ndarray:
         content = (self._local / name).read_bytes()
         if digest(content) != self.info.arrays[name]:
-            raise InputError(f"{self._local / name}: damaged, or {INFO_FILE} is; {self._way_out}")
+            raise InputError(f"{self._local / name}: damaged, or {INFO_FILE} is; {_way_out(self.folder)}")
         result: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
         return result
 
@@ -233,7 +237,7 @@ class PreparedDataset:
                 found = self._reader(shards[number].file).read(inside.tolist())
             except (RuntimeError, ValueError, IndexError) as error:
                 file = self._local / shards[number].file
-                raise BertJaxError(f"{file}: cannot be read ({error}); {self._way_out}") from error
+                raise BertJaxError(f"{file}: cannot be read ({error}); {_way_out(self.folder)}") from error
             for place, record in zip(places.tolist(), found, strict=True):
                 records[place] = record
         try:
@@ -259,36 +263,46 @@ def _open_reader(folder: Path, file: str) -> ArrayRecordReader:
 
 
 def _local_copy(folder: epath.Path, info: DatasetInfo, files: Sequence[str], shards: Sequence[Shard]) -> Path:
-    """Returns the local folder of a dataset whose files have the right sizes; copies one in a store there first.
+    """Returns the local folder of a dataset whose shards have the right sizes; copies one in a store there first.
 
     Processes of a host share the copy; the first one makes it. The downloaded shards are verified by their digests.
     """
     local = Path(folder)
     if remote.is_remote(folder):
         local = remote.cache_folder() / "datasets" / digest(info.to_json().encode())
-        local.mkdir(parents=True, exist_ok=True)
-        sizes = remote.sizes(folder)
-        digests = {shard.file: shard.digest for shard in shards}
-
-        def fetch(file: str) -> None:
-            def check(path: Path) -> None:
-                if file in digests and file_digest(path) != digests[file]:
-                    raise BertJaxError(f"{folder / file}: corrupt download; run the command again")
-
-            copy = local / file
-            if file in sizes and not (copy.exists() and copy.stat().st_size == sizes[file]):
-                atomic.download(folder / file, copy, size=sizes[file], check=check)
-
-        with open(local / ".lock", "w") as lock, ThreadPoolExecutor(_DOWNLOADS) as threads:
+        partial = local.with_suffix(".partial")
+        partial.mkdir(parents=True, exist_ok=True)
+        with open(partial / ".lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            list(threads.map(fetch, [*files, *digests]))
-    for file, size in [*((file, None) for file in files), *((shard.file, shard.bytes) for shard in shards)]:
-        found = (local / file).stat().st_size if (local / file).exists() else None
-        if found is None:
-            raise InputError(f"{folder / file}: not found; copy or prepare the dataset again")
-        if size not in (None, found):
+            if not local.exists():
+                names = [*files, *(shard.file for shard in shards)]
+                store, path = remote.store_of(folder)
+                with remote.store_errors(folder):
+                    store.get([f"{path}/{name}" for name in names], [str(partial / name) for name in names])
+                if corrupt := [shard.file for shard in shards if file_digest(partial / shard.file) != shard.digest]:
+                    raise BertJaxError(f"{folder / corrupt[0]}: corrupt download; run the command again")
+                partial.rename(local)
+    for shard in shards:
+        found = (local / shard.file).stat().st_size if (local / shard.file).exists() else 0
+        if found != shard.bytes:
             raise InputError(
-                f"{folder / file}: truncated or changed: got {found:,} bytes, {INFO_FILE} has {size:,}; copy or "
-                "prepare the dataset again"
+                f"{local / shard.file}: missing, truncated or changed: got {found:,} bytes, {INFO_FILE} has "
+                f"{shard.bytes:,}; {_way_out(folder)}"
             )
     return local
+
+
+def _way_out(folder: epath.Path) -> str:
+    return "delete it, to copy it again" if remote.is_remote(folder) else "copy or prepare the dataset again"
+
+
+def warn_of_unknown(share: float, tokenizer: Tokenizer, *, above: float, where: str) -> None:
+    """Logs a warning if the share of [UNK] in the tokens of `where` is greater than `above`."""
+    if share > above:
+        log.warning(
+            "%s: %.1f%% of the tokens are [UNK], which add nothing to training: the vocabulary (%s) may not match the "
+            "text; check its case and its language",
+            where,
+            100 * share,
+            "uncased" if tokenizer.lowercase else "cased",
+        )

@@ -1,7 +1,6 @@
 """Report on a prepared dataset: counts, lengths, padding, and some masked instances."""
 
 import itertools
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from bert_jax.data.loading.loader import PACKED_TOGETHER, TrainRows
 from bert_jax.data.loading.masking import Masking
 from bert_jax.data.loading.packing import pack_lengths
 from bert_jax.data.preparation.report import render_text, text_counts
-from bert_jax.data.unknown_tokens import unknown_share
 from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -44,7 +42,7 @@ def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, 
         "pairs": info.options["pairs"],
         "vocab_size": dataset.tokenizer.vocab_size,
         "lowercase": dataset.tokenizer.lowercase,
-        "unk_rate": unknown_share(counts, dataset.tokenizer.unk_id),
+        "unk_rate": dataset.unknown_share(),
         "unused_pieces": int((np.delete(counts, special) == 0).sum()),
         "text": text_counts(info),
         "splits": {
@@ -86,7 +84,7 @@ def _samples(dataset: PreparedDataset, count: int, seed: int) -> list[dict[str, 
     labels = ["next" if not label else "random" for label in batch["next_sentence_labels"][:, 0]]
     return [
         {
-            "text": _text(dataset, map_arrays(lambda entry, row=row: entry[row], batch)),
+            "text": _text(dataset.tokenizer, map_arrays(lambda entry, row=row: entry[row], batch)),
             "tokens": int(batch["sequence_ids"][row].sum()),
             "predictions": int(batch["masked_weights"][row].sum()),
             "b_is": None if is_single else labels[row],
@@ -95,32 +93,22 @@ def _samples(dataset: PreparedDataset, count: int, seed: int) -> list[dict[str, 
     ]
 
 
-def _text(dataset: PreparedDataset, row: HostBatch) -> str:
-    """Decodes a row; a masked position is shown as {original>input}."""
-    originals = dict(zip(row["masked_positions"].tolist(), row["masked_ids"].tolist(), strict=True))
-    predicted = {
-        position for position, weight in zip(row["masked_positions"], row["masked_weights"], strict=True) if weight
-    }
-    tokenizer, ids = dataset.tokenizer, row["input_ids"][: row["sequence_ids"].sum()].tolist()
+def _text(tokenizer: Tokenizer, row: HostBatch) -> str:
+    """Decodes a row, with spaces around special tokens; a masked position is shown as {original>input}."""
+    ids = row["input_ids"][: row["sequence_ids"].sum()].tolist()
     marked = {
-        position: f"{{{tokenizer.id_to_token(originals[position])}>{tokenizer.id_to_token(ids[position])}}}"
-        for position in predicted
+        position: f"{{{tokenizer.vocab[original]}>{tokenizer.vocab[ids[position]]}}}"
+        for position, original, weight in zip(
+            *(row[name].tolist() for name in ("masked_positions", "masked_ids", "masked_weights")), strict=True
+        )
+        if weight
     }
-    return join_tokens(tokenizer, ids, marked)
-
-
-def join_tokens(tokenizer: Tokenizer, ids: Sequence[int], marked: Mapping[int, str]) -> str:
-    """Joins tokens to words; `marked` has other texts of some positions. A word ends at these and at special tokens."""
+    alone = [marked.get(at) or tokenizer.vocab[token] * (tokenizer.vocab[token] in tokenizer.special_tokens)
+             for at, token in enumerate(ids)]  # fmt: skip
     parts: list[str] = []
-    alone = [
-        position in marked or tokenizer.vocab[token] in tokenizer.special_tokens for position, token in enumerate(ids)
-    ]
-    for is_alone, group in itertools.groupby(range(len(ids)), alone.__getitem__):
-        positions = list(group)
-        if is_alone:
-            parts += [marked.get(position) or tokenizer.vocab[ids[position]] for position in positions]
-        else:
-            parts.append(tokenizer.decode([ids[position] for position in positions]))
+    for text, group in itertools.groupby(range(len(ids)), alone.__getitem__):
+        places = list(group)
+        parts += [text] * len(places) if text else [tokenizer.decode([ids[place] for place in places])]
     return " ".join(parts)
 
 

@@ -27,10 +27,9 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-REFERENCE, LIBRARY, PRETOKENIZED = "reference", "library", "pretokenized"
-"""Rules for cleaning and splitting text: as `tokenization.py` of google-research/bert; as BertNormalizer and
-BertPreTokenizer of `tokenizers` (the module's docstring lists the differences); or for text with white space between
-the words, which is neither cleaned nor split further."""
+REFERENCE, LIBRARY = "reference", "library"
+"""Rules for cleaning and splitting text: as `tokenization.py` of google-research/bert; or as BertNormalizer and
+BertPreTokenizer of `tokenizers` (the module's docstring lists the differences)."""
 
 # Portable syntax only: readers of a tokenizer.json may use another regular expression engine.
 _DROPPED = r"\u0000-\u0008\u000B\u000C\u000E-\u001F\u007F-\u009F\uFFFD\p{Cf}"
@@ -51,18 +50,15 @@ def normalizer(lowercase: bool, strip_accents: bool | None = None, text: str = R
     """
     bert = normalizers.BertNormalizer(
         clean_text=text == LIBRARY,
-        handle_chinese_chars=text != PRETOKENIZED,
         strip_accents=strip_accents,  # None, the default, follows `lowercase`: tokenizer.json of a BERT has null.
         lowercase=lowercase,
     )
     if text == LIBRARY:
         return bert
-    steps: list[normalizers.Normalizer] = []
-    dropped = _DROPPED if text == REFERENCE else ""
+    dropped = _DROPPED
     if lowercase if strip_accents is None else strip_accents:
         dropped += r"\p{Mn}"  # For those unknown to the library; it strips the others itself, after NFD.
-    if dropped:
-        steps.append(normalizers.Replace(Regex(f"[{dropped}]"), ""))
+    steps: list[normalizers.Normalizer] = [normalizers.Replace(Regex(f"[{dropped}]"), "")]
     if lowercase:
         steps.append(normalizers.Replace(Regex(_FINAL_SIGMA), "ς"))
     return normalizers.Sequence([*steps, bert])
@@ -70,8 +66,6 @@ def normalizer(lowercase: bool, strip_accents: bool | None = None, text: str = R
 
 def pre_tokenizer(text: str = REFERENCE) -> pre_tokenizers.PreTokenizer:
     """Returns the step that splits normalized text into words."""
-    if text == PRETOKENIZED:
-        return pre_tokenizers.WhitespaceSplit()
     if text == LIBRARY:
         return pre_tokenizers.BertPreTokenizer()
     late = pre_tokenizers.Split(Regex(_SPLIT), "isolated")
@@ -88,9 +82,7 @@ def follows_bert(content: Mapping[str, Any]) -> bool:
 @functools.cache
 def _all_steps() -> set[str]:
     found = set()
-    for lowercase, strip_accents, text in itertools.product(
-        (True, False), (None, True, False), (REFERENCE, LIBRARY, PRETOKENIZED)
-    ):
+    for lowercase, strip_accents, text in itertools.product((True, False), (None, True, False), (REFERENCE, LIBRARY)):
         fast = Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
         fast.normalizer, fast.pre_tokenizer = normalizer(lowercase, strip_accents, text), pre_tokenizer(text)
         content = json.loads(fast.to_str())

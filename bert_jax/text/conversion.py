@@ -5,7 +5,6 @@
 
 import json
 import logging
-import re
 import struct
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.text.bert_rules import LIBRARY, PRETOKENIZED, REFERENCE
+from bert_jax.text.bert_rules import LIBRARY
 from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer, find_special_tokens, read_settings, read_tokenizer
 from bert_jax.text.wordpiece import CONTINUATION, LIBRARY_MAX_WORD_CHARACTERS, wordpiece_tokenizer
 
@@ -28,8 +27,6 @@ log = logging.getLogger(__name__)
 VOCABULARY = "vocab.txt"
 SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "sentencepiece.model")
 ADDED_TOKENS = "added_tokens.json"
-_NAMED_TOKEN = re.compile(r"\[.*\]|<.*>")  # such as [MASK] and [unused1]
-_CASED_SHARE = 0.05  # of the pieces; more of them have capitals in a cased vocabulary, also of other units than letters
 _UNIGRAM, _USER_DEFINED = 1, 4  # in sentencepiece_model.proto
 _MOST_DIFFERENT = 0.05  # of the pieces or characters of `_compare`
 
@@ -43,16 +40,13 @@ _SETTINGS_OF_SENTENCEPIECE: Mapping[str, tuple[Any, ...]] = {
 """Settings of tokenizers of `transformers`, with the values that a file beside them is converted with."""
 
 
-def convert_vocabulary(
-    path: str, *, cased: bool = False, keep_accents: bool = False, pretokenized: bool = False
-) -> Tokenizer:
+def convert_vocabulary(path: str, *, cased: bool = False, keep_accents: bool = False) -> Tokenizer:
     """Converts a `vocab.txt`, with the rules of the reference for text, or a SentencePiece model.
 
     Args:
       path: the file; a name that ends in .model is a SentencePiece model.
       cased: whether case and accents of text are kept; so they are if a piece is a capital letter.
       keep_accents: whether accents of lower-cased text are kept.
-      pretokenized: whether words are split at white space alone.
 
     Raises:
       InputError: the file is missing or invalid, or an option is given for a SentencePiece model.
@@ -61,10 +55,10 @@ def convert_vocabulary(
     if file.suffix != ".model":
         lowercase = False if cased else None
         accents = False if keep_accents and not cased else None
-        return read_vocab_file(file, lowercase, accents, text=PRETOKENIZED if pretokenized else REFERENCE)
-    options = {"cased": cased, "keep_accents": keep_accents, "pretokenized": pretokenized}
-    if given := [option for option, value in options.items() if value]:
-        raise InputError(f"{given[0]}: {path} is a SentencePiece model, which has its own normalization; remove it")
+        return read_vocab_file(file, lowercase, accents)
+    if cased or keep_accents:
+        given = "cased" if cased else "keep_accents"
+        raise InputError(f"{given}: {path} is a SentencePiece model, which has its own normalization; remove it")
     return read_sentencepiece(file)
 
 
@@ -146,21 +140,14 @@ def read_vocab_file(
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error}); expected UTF-8 text with one piece a line") from error
     vocab = [line.removesuffix("\r") for line in text.removeprefix("\ufeff").removesuffix("\n").split("\n")]
-    if lowercase is None and (capital := _capital(vocab)):
+    letters = (piece for piece in vocab if len(piece.removeprefix(CONTINUATION)) == 1 and piece.isupper())
+    if lowercase is None and (capital := next((letter for letter in letters if letter != letter.lower()), "")):
         log.info("%s is cased (it contains the piece %r): case and accents of text are kept", path, capital)
         lowercase, strip_accents = False, None
     try:
         return wordpiece_tokenizer(vocab, lowercase is not False, strip_accents=strip_accents, **rules)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-
-
-def _capital(vocab: Sequence[str]) -> str:
-    """Returns a piece that is a capital letter, or one with capital letters if there are many; else an empty string."""
-    words = [piece for piece in vocab if not _NAMED_TOKEN.fullmatch(piece)]
-    capitals = [word for word in words if word.lower() != word and any(map(str.isupper, word))]
-    letters = [word for word in capitals if len(word.removeprefix(CONTINUATION)) == 1]
-    return next(iter(letters or capitals), "") if letters or len(capitals) > _CASED_SHARE * len(words) else ""
 
 
 def read_sentencepiece(path: epath.Path) -> Tokenizer:

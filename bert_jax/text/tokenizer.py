@@ -9,7 +9,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -40,7 +39,6 @@ _WITHOUT_SPACES = (  # scripts, by the beginning of a character's Unicode name
     "BALINESE", "TAI LE", "TAI THAM", "NEW TAI LUE", "TAI VIET", "YI SYLLABLE", "TANGUT", "NUSHU",
 )  # fmt: skip
 _DAMAGED = "\ufffd"  # decoded from a part of a character's bytes
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # a piece for a byte of a character without a piece
 _UNWRITTEN = "\U0010fffd"  # a private character that no text has
 
 
@@ -79,14 +77,14 @@ class Tokenizer:
             raise InputError(f"the tokenizer lacks its special tokens {' '.join(missing)}; add them as special tokens")
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (ids[name] for name in self.special_tokens)
         self.content = _with_roles(content, ids, self.special_tokens)
+        self._ids = ids
+        hidden = {name: f"{name} {_UNWRITTEN}" for name in self.special_tokens}
+        self._plain = _build(_renamed(self.content, hidden), {hidden.get(piece, piece): ids[piece] for piece in ids})
         self.vocab_size = max(ids.values()) + 1
         pieces = [""] * self.vocab_size
         for piece, index in ids.items():
             pieces[index] = piece
         self.vocab = tuple(pieces)
-        self._ids = ids
-        hidden = {name: f"{name} {_UNWRITTEN}" for name in self.special_tokens}
-        self._plain = _build(_renamed(self.content, hidden), {hidden.get(piece, piece): ids[piece] for piece in ids})
         self.kind = _kind(self.content)
         normalizer = self._plain.normalizer
         letter, accented = (normalizer.normalize_str(text) if normalizer else text for text in ("A", "é"))
@@ -117,11 +115,6 @@ class Tokenizer:
         return _TITLES[self.kind]
 
     @property
-    def is_pretokenized(self) -> bool:
-        """True if words are split at white space alone."""
-        return (self.content["pre_tokenizer"] or {}).get("type") == "WhitespaceSplit"
-
-    @property
     def follows_bert(self) -> bool:
         """True for WordPiece with BERT's rules for text, see `bert_rules.py`, and no tokens besides the pieces."""
         return bert_rules.follows_bert(self.content) and self._added == {*self.special_tokens}
@@ -130,12 +123,12 @@ class Tokenizer:
     def sha256(self) -> str:
         """Hash that is equal if ids have the same meaning.
 
-        With BERT's rules it is that of the pieces, of case and accents, and of splitting at white space alone. It is
-        the same for the reference's and the library's, which differ on rare characters.
+        With BERT's rules it is that of the pieces, and of case and accents. It is the same for the reference's and the
+        library's, which differ on rare characters.
         """
         value: Any = {part: self.content[part] for part in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
         if self.follows_bert:
-            value = [self.vocab, self.lowercase, self.strip_accents, self.is_pretokenized]
+            value = [self.vocab, self.lowercase, self.strip_accents, False]
         return hashlib.sha256(json.dumps([value, self.special_tokens], sort_keys=True).encode()).hexdigest()
 
     @functools.cached_property
@@ -199,9 +192,9 @@ class Tokenizer:
     def continues_word(self, input_ids: np.ndarray) -> np.ndarray:
         """Returns bool [B, L]: the tokens of `input_ids` [B, L] that belong to the word of the token before them.
 
-        WordPiece marks the pieces that continue a word. Elsewhere a piece begins a word after a space; at a punctuation
-        mark or symbol, and after one, as in BERT's own splitting; and anywhere in scripts that are written without
-        spaces, such as Chinese characters, kana, Thai and Khmer.
+        WordPiece marks the pieces that continue a word. A piece of Unigram and BPE begins a word after a space; at a
+        punctuation mark or symbol, and after one, as in BERT's own splitting; and anywhere in scripts that are written
+        without spaces, such as Chinese characters, kana, Thai and Khmer. Pieces without such marks are words.
         """
         begins, ends = self._word_bounds
         continues: np.ndarray = ~begins[input_ids]
@@ -210,16 +203,10 @@ class Tokenizer:
 
     @functools.cached_property
     def _word_bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Bool [V] twice: the pieces that begin a word, and those after which a word begins.
-
-        Pieces without any mark of words are words of their own.
-        """
+        """Bool [V] twice: the pieces that begin a word, and those after which a word begins."""
         begins, ends = np.ones((2, self.vocab_size), bool)
         if self._prefix:
             return np.array([not piece.startswith(self._prefix) for piece in self.vocab]), ~begins
-        if suffix := self.content["model"].get("end_of_word_suffix"):
-            is_added = np.array([piece in self._added for piece in self.vocab])
-            return is_added, is_added | np.array([piece.endswith(suffix) for piece in self.vocab])
         texts = list(map(self._text, self.vocab))
         if self.kind in ("wordpiece", "wordlevel") or not any(text.startswith(" ") for text in texts):
             return begins, ends
@@ -235,18 +222,12 @@ class Tokenizer:
         if self.kind == "byte_bpe" and piece not in self._added:
             decoded: str = decoders.ByteLevel().decode([piece])
             return decoded
-        return _DAMAGED if _BYTE.fullmatch(piece) else piece.replace(self._space, " ")
+        return piece.replace(_SPACE, " ")
 
     @property
     def _prefix(self) -> str:
         """The mark of pieces that continue a word; empty if there is none."""
         return self.content["model"].get("continuing_subword_prefix") or ""
-
-    @property
-    def _space(self) -> str:
-        """The character in which pieces of Unigram and BPE have the space before them."""
-        marks = [step["replacement"] for step in _steps(self.content["pre_tokenizer"]) if step["type"] == "Metaspace"]
-        return marks[0] if marks else _SPACE
 
     @functools.cached_property
     def _added(self) -> set[str]:
@@ -323,11 +304,6 @@ def _ids(content: Any) -> dict[str, int]:
         raise InputError(
             f"expected the format of `tokenizers`: model.vocab and added_tokens ({error!r:.80})"
         ) from error
-    for part in ("normalizer", "pre_tokenizer"):
-        if not isinstance(content.get(part), dict | None):
-            raise InputError(f"{part}={content[part]!r:.60}: expected an object or null")
-    if not ids or not all(type(index) is int and 0 <= index < 1 << 24 for index in ids.values()):
-        raise InputError("model.vocab: expected ids from 0")
     return ids
 
 

@@ -29,9 +29,6 @@ class TextOptions(CheckedOptions):
     keep_accents: bool = option(
         False, "keep accents in lower-cased text; Korean, Japanese, Hindi, Thai, ... need it with --kind=wordpiece"
     )
-    pretokenized: bool = option(
-        False, "text is already split into words or morphemes by white space: keep them; do not drop characters"
-    )
 
 
 @dataclass(frozen=True)
@@ -56,8 +53,6 @@ class VocabularyOptions(TextOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.kind != "wordpiece" and self.pretokenized:
-            raise InputError(f"pretokenized: pieces of kind={self.kind} never cross a space; remove --pretokenized")
         if self.kind == "byte_bpe" and self.character_coverage:
             raise InputError("character_coverage: kind=byte_bpe covers every character; remove it")
 

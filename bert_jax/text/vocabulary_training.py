@@ -78,9 +78,8 @@ def _steps_of_kind(options: VocabularyOptions) -> tokenizers.Tokenizer:
     lowercase, strip_accents = not options.cased, options.strip_accents
     fast = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 1}, unk_token="[UNK]"))
     if options.kind == "wordpiece":
-        text = bert_rules.PRETOKENIZED if options.pretokenized else bert_rules.REFERENCE
-        fast.normalizer = bert_rules.normalizer(lowercase, None if strip_accents == lowercase else strip_accents, text)
-        fast.pre_tokenizer = bert_rules.pre_tokenizer(text)
+        fast.normalizer = bert_rules.normalizer(lowercase, None if strip_accents == lowercase else strip_accents)
+        fast.pre_tokenizer = bert_rules.pre_tokenizer()
         fast.decoder = decoders.WordPiece(prefix=CONTINUATION)
         return fast
     case: list[normalizers.Normalizer] = [normalizers.Lowercase()] if lowercase else []

@@ -31,7 +31,7 @@ def wordpiece_tokenizer(
       vocab: the pieces; those that continue a word begin with `##`.
       lowercase: whether text is lower-cased.
       strip_accents: whether accents are stripped; None if they are where text is lower-cased.
-      text: one of `REFERENCE`, `LIBRARY` and `PRETOKENIZED` of `bert_rules.py`.
+      text: `REFERENCE` or `LIBRARY` of `bert_rules.py`.
       max_word_characters: longer words are [UNK].
 
     Raises:

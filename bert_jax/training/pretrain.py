@@ -18,9 +18,9 @@ from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.batch import Batch
 from bert_jax.config_keys import PretrainConfig
+from bert_jax.data.dataset import warn_of_unknown
 from bert_jax.data.loading.prefetch import Prefetch
 from bert_jax.data.preparation.options import MAX_SHARE
-from bert_jax.data.unknown_tokens import unknown_share, warn_of_share
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count
@@ -88,8 +88,7 @@ def _pretrain(run: Run, config: PretrainConfig) -> dict[str, float]:
     log.info("Opening the datasets")
     phases = open_phases(config, mesh)
     for dataset in dict.fromkeys(dataset for phase in phases for dataset in phase.datasets):
-        share = unknown_share(dataset.token_counts(), dataset.tokenizer.unk_id)
-        warn_of_share(share, dataset.tokenizer, above=MAX_SHARE, where=str(dataset.folder))
+        warn_of_unknown(dataset.unknown_share(), dataset.tokenizer, above=MAX_SHARE, where=str(dataset.folder))
     run.stalls.beat()
     run.enter_workdir()
     before = claim_workdir(folder, phases)

@@ -9,34 +9,10 @@ import pytest
 
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.inspection import inspect_dataset, join_tokens, render
+from bert_jax.data.inspection import inspect_dataset, render
 from bert_jax.data.loading.loader import TrainRows
 from bert_jax.data.loading.masking import Masking, prediction_counts
 from bert_jax.data.loading.packing import pack_lengths
-from bert_jax.text.wordpiece import wordpiece_tokenizer
-
-
-def test_numbers(dataset_dir: Path):
-    report = inspect_dataset(str(dataset_dir), samples=5)
-    dataset = PreparedDataset(str(dataset_dir))
-    rows = dataset.instances("train", np.arange(dataset.size("train")))
-    lengths = rows["sequence_ids"].sum(axis=1)
-    train = report["splits"]["train"]
-    assert train["instances"] == len(lengths) == sum(train["lengths"].values())
-    assert train["lengths"]["57-64"] == (lengths > 56).sum()
-    assert train["lengths"]["1-8"] == (lengths <= 8).sum()
-    assert train["mean_length"] == pytest.approx(lengths.mean())
-    assert train["padding_share"] == pytest.approx(1 - lengths.mean() / 64)
-    assert train["packed_padding_share"] < train["padding_share"] / 2
-    assert train["random_next_share"] == pytest.approx(rows["is_random_next"].mean())
-    assert report["unk_rate"] == 0
-    assert len(report["samples"]) == 5
-    for sample in report["samples"]:
-        assert sample["text"].count(">") == sample["predictions"]
-        assert sample["text"].count("[CLS]") == 1
-    assert [sample["text"] for sample in inspect_dataset(str(dataset_dir), samples=5, seed=1)["samples"]] != [
-        sample["text"] for sample in report["samples"]
-    ]
 
 
 def test_report_has_the_share_of_unknown_tokens(tmp_path: Path, vocabulary_file: Path):
@@ -46,13 +22,6 @@ def test_report_has_the_share_of_unknown_tokens(tmp_path: Path, vocabulary_file:
     helpers.prepare_dataset(tmp_path / "text.txt", vocabulary_file, tmp_path / "data", eval_fraction=0.0)
     assert inspect_dataset(str(tmp_path / "data"))["unk_rate"] == pytest.approx(1 / 8)
     assert "[UNK] 12.500% of tokens" in render(inspect_dataset(str(tmp_path / "data")))
-
-
-def test_pieces_are_joined_to_words_but_not_to_special_tokens_or_masks():
-    pieces = ["[CLS]", "play", "##ing", "[MASK]", "##s", "[SEP]", "##ch", "line", "[SEP]"]
-    tokenizer = wordpiece_tokenizer(["[PAD]", "[UNK]", *dict.fromkeys(pieces)], lowercase=True)
-    ids = [tokenizer.token_to_id(piece) for piece in pieces]
-    assert join_tokens(tokenizer, ids, {3: "{a>[MASK]}"}) == "[CLS] playing {a>[MASK]} ##s [SEP] ##ch line [SEP]"
 
 
 def test_command(dataset_dir: Path, capsys: pytest.CaptureFixture):

@@ -9,7 +9,6 @@ from bert_jax.data.records import (
     decode,
     make_headers,
     pad_batch,
-    sequence_lengths,
 )
 from bert_jax.text.tokenizer import SPECIAL_TOKENS, token_dtype
 from bert_jax.text.wordpiece import wordpiece_tokenizer
@@ -69,15 +68,6 @@ def test_layout_row_by_row(vocab_size):
     assert found["instance_ids"].dtype == np.uint64
 
 
-def test_special_ids_in_a_segment_are_text():
-    """The layout depends on lengths, never on ids."""
-    tokenizer = make_tokenizer(300)
-    a, b = [tokenizer.sep_id, 7], [tokenizer.pad_id]
-    found = laid_out(encode([(a, b, False)], [1], token_dtype(300)), 10, tokenizer)
-    assert found["maskable"][0].tolist() == [False, True, True, False, True] + [False] * 5
-    assert found["sequence_ids"][0].sum() == 6
-
-
 def test_bytes():
     """Pins the binary layout of records to `FORMAT_VERSION`."""
     pair, single = encode(
@@ -105,17 +95,3 @@ def test_invalid_records_are_refused(spoil):
     good, bad = encode([([1, 2], [3], False)] * 2, [1, 2], token_dtype(300))
     with pytest.raises(ValueError, match=r"record.*\d"):
         decode([good, spoil(bad)], 300)
-
-
-def test_lengths_of_sequences():
-    records = encode([([1, 2], [3], False), ([4], [5, 6], True), ([7], None, False)], [1, 2, 3], token_dtype(300))
-    assert sequence_lengths(decode(records, 300).headers).tolist() == [6, 6, 3]
-
-
-def test_longest_sequence():
-    tokenizer = make_tokenizer(300)
-    a, b = [5] * 16_000, [6] * 16_765
-    found = laid_out(encode([(a, b, True)], [9], token_dtype(300)), 32768, tokenizer)
-    assert found["sequence_ids"].sum() == 32768
-    assert found["input_ids"][0, -1] == tokenizer.sep_id
-    assert (found["input_ids"] == 6).sum() == 16_765

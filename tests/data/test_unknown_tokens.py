@@ -58,21 +58,9 @@ def test_many_unknown_words_are_refused_before_the_second_pass(
     assert "--allow_unk=0.2" in error
     assert "--allow_unk=0.45" in error
     assert not (tmp_path / "data").exists()
-    assert command("--allow_unk", 1.5) == 2
-    assert "--allow_unk=1.5" in capsys.readouterr().err
     assert command("--allow_unk", 0.45) == 0
     allowed = PreparedDataset(str(tmp_path / "data")).info
     assert "allow_unk" not in allowed.options
-
-
-def test_the_share_allowed_does_not_change_the_dataset(corpus_file, tokenizer, tmp_path):
-    hashes = {prepare_allowing(corpus_file, tokenizer, tmp_path / str(share), share).hash for share in (0.2, 0.5)}
-    assert len(hashes) == 1
-
-
-def prepare_allowing(path, tokenizer, output, share):
-    options = preparing_module.PrepareOptions(seq_len=64, sentences="lines")
-    return preparing_module.prepare([str(path)], tokenizer, str(output), options, allow_unk=share)
 
 
 def test_pretrain_warns_of_such_a_dataset_at_its_start(tokenizer, tmp_path, caplog):

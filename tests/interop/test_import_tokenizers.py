@@ -39,8 +39,7 @@ def test_case_is_what_the_folder_says_or_what_is_given(folder: Path):
 @pytest.mark.parametrize(
     "rules",
     [
-        {}, {"strip_accents": False}, {"strip_accents": True}, {"text": "pretokenized"},
-        {"text": "pretokenized", "strip_accents": False}, {"text": "library", "max_word_characters": 60},
+        {}, {"strip_accents": False}, {"strip_accents": True}, {"text": "library", "max_word_characters": 60},
     ],
     ids=str,
 )  # fmt: skip

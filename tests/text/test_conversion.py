@@ -1,7 +1,6 @@
 """`vocab --from`: a `vocab.txt` or a SentencePiece model becomes a `tokenizer.json`."""
 
 import io
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -54,11 +53,10 @@ def test_a_dataset_has_the_rules_of_its_vocabulary(folder):
         assert PreparedDataset(str(folder / output)).info.hash == dataset.info.hash
 
 
-@pytest.mark.parametrize("case", ["capital", "continuation", "many", "none"])
+@pytest.mark.parametrize("case", ["capital", "continuation", "none"])
 def test_a_vocab_txt_is_cased_if_a_piece_has_a_capital(case, folder):
     more = {
         "capital": ["T"], "continuation": ["##Ж"], "none": ["[A]", "Ω\u0301", "第"],
-        "many": ["".join(bases) for bases in itertools.product("ACGT", repeat=3)],
     }[case]  # fmt: skip
     write_vocab_txt(folder, *more)
     assert run("vocab", "--from", folder / "vocab.txt", "--output", folder / "t.json") == 0
@@ -71,13 +69,12 @@ def test_a_vocab_txt_is_cased_if_a_piece_has_a_capital(case, folder):
 def test_options_of_a_vocab_txt(folder):
     write_vocab_txt(folder, "é")
     for options, rules in (
-        ([], (True, True, False)), (["--cased"], (False, False, False)), (["--keep_accents"], (True, False, False)),
-        (["--pretokenized"], (True, True, True)),
+        ([], (True, True)), (["--cased"], (False, False)), (["--keep_accents"], (True, False)),
     ):  # fmt: skip
         (folder / "t.json").unlink(missing_ok=True)
         assert run("vocab", "--from", folder / "vocab.txt", "--output", folder / "t.json", *options) == 0
         tokenizer = read_tokenizer(folder / "t.json")
-        assert (tokenizer.lowercase, tokenizer.strip_accents, tokenizer.is_pretokenized) == rules
+        assert (tokenizer.lowercase, tokenizer.strip_accents) == rules
 
 
 @pytest.mark.parametrize(("name", "lowercase"), [("uncased", True), ("cased", False), ("multilingual-cased", False)])

@@ -92,10 +92,3 @@ def test_uncased_korean_keeps_its_syllables(tmp_path):
     assert not any("\u1100" <= character <= "\u11ff" for piece in pieces for character in piece)
     assert inspect_dataset(str(tmp_path / "data"))["unk_rate"] == 0
     assert not read_tokenizer(tmp_path / "tokenizer.json").strip_accents
-
-
-def test_without_the_option_syllables_are_split(tmp_path):
-    assert vocab(tmp_path, KOREAN) == 0
-    dataset = prepare(tmp_path, "--language", "ko")
-    text = dataset.tokenizer.decode(dataset.tokenizer.encode_batch(["우산을"])[0])
-    assert text == unicodedata.normalize("NFD", "우산을") != "우산을"

@@ -2,7 +2,6 @@ import logging
 
 import pytest
 
-from bert_jax import cli
 from bert_jax.data.preparation.pipeline import PrepareOptions
 from bert_jax.errors import InputError
 from bert_jax.text import sentences
@@ -28,10 +27,3 @@ def test_warnings(code, words, caplog):
     warn_of_language(code)
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * len(words)
     assert all(word in message for word, message in zip(words, caplog.messages, strict=True))
-
-
-def test_the_command_exits_with_2_before_anything_is_written(corpus_file, vocabulary_file, tmp_path, capsys):
-    arguments = ["prepare", "--input", corpus_file, "--vocab", vocabulary_file, "--output", tmp_path / "data"]
-    assert cli.main([*map(str, arguments), "--language", "deutsch"]) == 2
-    assert "'deutsch'" in capsys.readouterr().err
-    assert not (tmp_path / "data").exists()

@@ -64,7 +64,6 @@ def test_byte_level_bpe_has_a_piece_for_every_byte():
     ("options", "message"),
     [
         ({"kind": "word"}, "kind='word'"),
-        ({"kind": "unigram", "pretokenized": True}, "pretokenized"),
         ({"character_coverage": 1.5}, "character_coverage=1.5"),
         ({"kind": "byte_bpe", "character_coverage": 0.99}, "character_coverage"),
         ({"size": 0}, "^size=0"),

@@ -89,7 +89,7 @@ def test_a_model_of_text_without_spaces(language, options, tmp_path, capsys):
             "data.path": tmp_path / "data", "model.hidden_size": 32, "model.num_attention_heads": 2,
             "model.intermediate_size": 64, "model.max_position_embeddings": 32, "model.num_hidden_layers": 1,
             "objective.whole_word": True, "total_steps": 6, "global_batch_size": 8, "log_every_steps": 2,
-            "eval_every_steps": 0, "eval_batches": 1, "optimizer.warmup_steps": 2, "tracking.samples": 0,
+            "eval_every_steps": 0, "eval_batches": 1, "optimizer.warmup_steps": 2,
         }
     )  # fmt: skip
     assert run("pretrain", "--config=bert_tiny", "--workdir", tmp_path / "run", *flags) == 0

@@ -11,7 +11,6 @@ import logging
 import pickle
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +24,6 @@ from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic
 
 log = logging.getLogger(__name__)
-
-_READS = 16  # at a time
 
 
 @dataclass(frozen=True)
@@ -61,16 +58,15 @@ class BeamRunner:
         )
         log.info("Running %d tasks with Apache Beam, --runner=%s", len(tasks), self.runner)
         self._run(pipeline)
-        with ThreadPoolExecutor(_READS) as threads:  # results of a store
-            found = list(threads.map(_read, [_result_path(folder, number) for number in range(len(tasks))]))
-        if failures := sorted({str(result) for result in found if isinstance(result, InputError)}):
-            others = f" (and {len(failures) - 1} similar errors)" if failures[1:] else ""
-            raise InputError(failures[0] + others)
-        if missing := [number for number, result in enumerate(found) if result is None]:
-            raise InputError(
-                f"output: {len(missing)} results are missing: not shared by this machine and the workers of "
-                f"runner={self.runner}; expected a folder that all can access, such as gs://BUCKET/FOLDER"
-            )
+        found = [_read(_result_path(folder, number)) for number in range(len(tasks))]
+        for result in found:
+            if isinstance(result, InputError):
+                raise result
+            if result is None:
+                raise InputError(
+                    f"output: a result is missing: not shared by this machine and the workers of runner={self.runner}; "
+                    "expected a folder that all can access, such as gs://BUCKET/FOLDER"
+                )
         yield from ((task, result[0]) for task, result in zip(tasks, found, strict=True))
 
     def _pipeline(self) -> beam.Pipeline:
@@ -92,12 +88,7 @@ class BeamRunner:
         # Local runners log the traceback of an error that they raise here.
         logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)
         try:
-            result = pipeline.run()
-            try:
-                state = result.wait_until_finish()
-            except KeyboardInterrupt:
-                result.cancel()
-                raise
+            state = pipeline.run().wait_until_finish()
         except Exception as error:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise BertJaxError(f"runner={self.runner}: the pipeline failed: {lines[-1]}") from error

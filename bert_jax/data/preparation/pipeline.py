@@ -18,7 +18,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from bert_jax.data.dataset import (
     digest,
     lengths_file,
     sum_splits,
+    warn_of_unknown,
 )
 from bert_jax.data.preparation import report
 from bert_jax.data.preparation.filters import EVERY, RULES, count_lines, frequent_lines, hash_ranges
@@ -48,7 +49,6 @@ from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
 from bert_jax.data.preparation.shards import Bucket, Built, build, make_buckets, repeated_hashes
 from bert_jax.data.preparation.sorted_runs import Job, Run, tokenize, write_run
 from bert_jax.data.preparation.worker_pool import Result, Task, map_tasks
-from bert_jax.data.unknown_tokens import WARN_SHARE, check_limit, check_share, warn_of_share
 from bert_jax.errors import InputError, install_hint
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.progress import Bars, silent
@@ -58,6 +58,8 @@ from bert_jax.text.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 LOCAL = "local"
+WARN_SHARE = 0.02
+"""Share of [UNK] in the text read above which a warning is logged."""
 
 
 class RunTasks(Protocol):
@@ -101,17 +103,18 @@ def prepare(
     folder = atomic.new_folder(output)
     if workers < 1:
         raise InputError(f"workers={workers}: must be at least 1")
-    check_limit(allow_unk)
     temporary = None if scratch is None else os.fspath(remote.parse_path(scratch))
     streams = list(filter(is_stream, inputs))
-    _check_runner(runner, scratch, beam_options, streams)
+    _check_runner(runner, beam_options)
     if options.sentences == "split":
         warn_of_language(options.language)
     plan = partial(corpus.plan, options=options, vocabulary=vocabulary)
     slices = [] if streams else plan(inputs)  # streams are first copied
     with ExitStack() as stack:
         new = stack.enter_context(atomic.whole_folder(folder, INFO_FILE, temporary))
-        local = stack.enter_context(_local_folder(temporary or str(new)))
+        parent = temporary or str(new)
+        os.makedirs(parent, exist_ok=True)
+        local = stack.enter_context(tempfile.TemporaryDirectory(prefix="bert-jax-prepare-", dir=parent))
         paths = spool(inputs, Path(local))
         slices = slices or plan(list(paths.values()))
         if not options.ids_field:
@@ -133,12 +136,12 @@ def prepare(
         info, unknown = _build(slices, job, allow_unk, run_tasks, bars, new)
         read = {"corpus": corpus.describe_files(slices, paths, options), "vocabulary": {"sha256": tokenizer.sha256}}
         provenance.append(new, provenance.record(read, dataset_hash=info.hash))
-        warn_of_share(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
+        warn_of_unknown(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
         report.warn(info, list(dict.fromkeys(piece.path for piece in slices)))
     return info
 
 
-def _check_runner(runner: str, scratch: str | None, beam_options: Sequence[str], streams: Sequence[str]) -> None:
+def _check_runner(runner: str, beam_options: Sequence[str]) -> None:
     """Raises InputError for an unknown runner, for options that it does not support, or without Beam."""
     if runner == LOCAL:
         if beam_options:
@@ -146,31 +149,14 @@ def _check_runner(runner: str, scratch: str | None, beam_options: Sequence[str],
                 f"{beam_options[0]}: runner=local does not support Beam's options; pass --runner DirectRunner"
             )
         return
-    if scratch is not None:
-        raise InputError(f"scratch={scratch}: runner={runner} does not support it; pass Beam's --temp_location")
-    if streams and "direct" not in runner.lower():
-        raise InputError(
-            f"input={streams[0]}: workers of runner={runner} cannot read stdin and pipes of this machine; expected "
-            "runner=local, DirectRunner, or a file that the workers can read, such as gs://BUCKET/FILE"
-        )
     logging.disable(logging.WARNING)  # Beam warns on import if BigQuery is missing
     try:
         from bert_jax.data.preparation.beam import BeamRunner
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "apache_beam":
-            raise
-        raise InputError(f"runner={runner}: Apache Beam is not installed; run {install_hint('beam')}") from error
+        raise InputError(f"runner={runner}: {error}; run {install_hint('beam')}") from error
     finally:
         logging.disable(logging.NOTSET)
     BeamRunner(runner, beam_options, "")
-
-
-@contextmanager
-def _local_folder(parent: str) -> Iterator[str]:
-    """Yields a new folder for temporary files, and deletes it."""
-    os.makedirs(parent, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="bert-jax-prepare-", dir=parent) as work:
-        yield work
 
 
 def _build(
@@ -184,7 +170,12 @@ def _build(
         raise InputError(f"input={files[0]}{others}: the corpus contains no text; check its files")
     read = sum((run.counts for run in runs), Counts())
     unknown = sum(run.unknown for run in runs) / read.tokens
-    check_share(unknown, allow_unk, job.tokenizer)
+    if unknown > allow_unk:
+        raise InputError(
+            f"allow_unk={allow_unk:g}: {unknown:.1%} of the tokens are [UNK], so that the vocabulary "
+            f"({'uncased' if job.tokenizer.lowercase else 'cased'}) does not match the text; pass a --vocab trained on "
+            f"such text, with --cased if it is cased, or allow_unk={min(1.0, int(unknown * 20 + 1) / 20):g}"
+        )
     repeated = _repeated_lines(runs, read, job, run_tasks) if job.options.max_line_repeats else None
     buckets = make_buckets(runs, job.options, repeated_hashes(repeated))
     shards: dict[Bucket, Built] = {}

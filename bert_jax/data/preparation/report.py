@@ -16,11 +16,8 @@ USED_SHARE = 0.95
 """Share of the read tokens that are in instances; below it, a warning says why."""
 
 _FEWEST_DOCUMENTS = 4  # of which two are held out
-_EVAL_SHARE = 0.1  # of the tokens, and _EVAL_TIMES what was asked for: above both, a warning
-_EVAL_TIMES = 3
 _SHORT_DOCUMENT = 6  # sentences; paragraphs of prose have 1 to 6, 3.0 on average, articles of Wikipedia 15 to 21
 _DOCUMENTS_PER_FILE = 50
-_SAMPLED_FILES = 8
 _FEWEST_PAIRS = 200
 _FEWEST_RANDOM = 16  # pairs, if all are random
 _SAME_DOCUMENT_SHARE = 0.01  # of random second segments
@@ -92,12 +89,6 @@ def _split_problems(info: DatasetInfo) -> Iterator[str]:
             "Separate documents by blank lines, or pass --pairs none, which needs no documents and holds out lines"
         )
         return
-    share = held_out.tokens / max(1, total.tokens)
-    if fraction and share > max(_EVAL_SHARE, _EVAL_TIMES * fraction):
-        yield (
-            f"The eval split has {share:.0%} of the tokens, expected {100 * fraction:g}%: it has at least two "
-            "documents of few, or of very different lengths; provide more, or pass --eval_fraction 0"
-        )
     has_lines = held_out.documents and not has_pairs
     if fraction and not has_lines and (total.documents < _FEWEST_DOCUMENTS or held_out.documents < 2):
         yield (
@@ -135,8 +126,9 @@ def _pair_problems(info: DatasetInfo, files: Sequence[str]) -> Iterator[str]:
         return
     total, split = sum_splits(info.splits.values()), info.splits["train"]
     mean = total.sentences / max(1, total.documents)
+    is_text = not tfds_corpus.is_tfds(files[0]) and text_format(files[0]) == "text"
     are_short = total.documents >= _DOCUMENTS_PER_FILE * len(files) and mean < _SHORT_DOCUMENT
-    if info.options["documents"] == "blank_line" and are_short and _are_plain_text(files):
+    if info.options["documents"] == "blank_line" and are_short and is_text:
         yield (
             f"{total.documents:,} documents in {len(files):,} file(s) have {mean:.1f} sentences on average: blank "
             "lines seem to separate paragraphs, and no sentence pair crosses them. If each file is a document, such as "
@@ -150,10 +142,3 @@ def _pair_problems(info: DatasetInfo, files: Sequence[str]) -> Iterator[str]:
             "next-sentence prediction learns little. If each file is a document, pass --documents file; for a corpus "
             "of single sentences, pass --pairs none"
         )
-
-
-def _are_plain_text(files: Sequence[str]) -> bool:
-    """Returns True if most of a sample of files are plain text, whose documents only blank lines separate."""
-    sample = files[:: -(-len(files) // _SAMPLED_FILES)]
-    are_text = [not tfds_corpus.is_tfds(path) and text_format(path) == "text" for path in sample]
-    return 2 * sum(are_text) > len(are_text)

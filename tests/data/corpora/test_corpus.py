@@ -8,7 +8,6 @@ import lzma
 import random
 import re
 import tempfile
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from support.reading import counted_bytes
 from bert_jax.data.corpora import corpus
 from bert_jax.data.corpora.corpus import CorpusOptions, Slice, expand, group_slices, plan, read
 from bert_jax.errors import InputError
-from bert_jax.files import text_files
 
 LINES = st.sampled_from(
     [
@@ -138,18 +136,6 @@ def test_a_file_without_blank_lines_is_shared_out_and_read_a_bounded_number_of_t
     assert "max_document_bytes" not in caplog.text  # which is no option of a command
 
 
-def test_memory_is_bounded_by_the_document_and_not_by_the_file(write):
-    paragraph = ("Some words that make up a sentence of a document. " * 20 + "\n") * 20
-    path = write("large.txt.gz", gzip.compress((paragraph + "\n").encode() * 1000, 1))  # 20 MB unpacked
-    options = CorpusOptions()
-    tracemalloc.start()
-    count = sum(1 for _ in read(whole(path), options))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert count == 1000
-    assert peak < 12 << 20
-
-
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.ndjson"])
 def test_compression_changes_nothing(write, name):
     documents = [f"Document {i}.\nIt has two lines." for i in range(500)]
@@ -221,16 +207,6 @@ def test_a_bad_json_line_is_named(write, line, message, errors):
     assert all(part in problem for part in message.split(" ... "))
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
-def test_lines_that_end_with_carriage_returns(write, suffix):
-    compress = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[suffix]
-    path = write(f"mac.txt{suffix}", compress(b"one\rtwo\r\rthree\r"))
-    for slice_bytes in range(1, 18):
-        assert read_slices(path, CorpusOptions(), slice_bytes) == ["one\ntwo", "three"]
-    path = write(f"mac.jsonl{suffix}", compress(b'{"text": "a"}\r{"text": "b"}\r'))
-    assert read_slices(path, CorpusOptions(), 5) == ["a", "b"]
-
-
 def test_what_is_replaced_is_counted(write, caplog):
     path = write("latin.txt", b"caf\xe9\n\ntea\n\n\xe9 \xe8\n")
     assert read_slices(path, CorpusOptions(errors="replace"), 1 << 20) == ["caf\ufffd", "tea", "\ufffd \ufffd"]
@@ -244,13 +220,6 @@ def test_half_a_surrogate_pair_never_comes_out_of_json(write):
     with pytest.raises(InputError, match=r":1: .*\\ud800.*--errors replace"):
         list(read(whole(path), CorpusOptions()))
     assert list(read(whole(path), CorpusOptions(errors="replace"))) == ["a\ufffdb 😀"]
-
-
-def test_a_line_that_is_too_long_is_refused(write, monkeypatch):
-    monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 5000)
-    path = write("one_line.txt", "fine\n\n" + "word " * 10_000)
-    with pytest.raises(InputError, match=r"one_line\.txt:3: .*\b5000 bytes"):
-        list(read(whole(path), CorpusOptions()))
 
 
 WIKI_ARTICLES = {
@@ -302,12 +271,6 @@ def test_json_lines_are_known_by_their_first_bytes(write, content, expected):
         assert read_slices(write(name, content), CorpusOptions(), 1 << 20) == expected
     with pytest.raises(InputError, match=r"wiki_01:2: .*\"text\""):
         read_slices(write("wiki_01", '{"text": "a"}\n{"body": "b"}'), CorpusOptions(), 1 << 20)
-
-
-def test_a_large_json_file_without_a_suffix_is_sliced_where_text_is_one_document_a_file(write):
-    options = CorpusOptions(documents="file")
-    assert len(plan([write("wiki_00", '{"text": "a"}\n' * 10)], options, 20)) == 7
-    assert len(plan([write("book", "some text\n" * 10)], options, 20)) == 1
 
 
 def test_expand_names_files_once_and_in_order(write, tmp_path, monkeypatch):

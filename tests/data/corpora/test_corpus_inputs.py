@@ -192,10 +192,3 @@ def test_pipes_are_read_as_stdin_is(form, vocabulary_file, tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert json.loads((tmp_path / "data" / "dataset.json").read_text())["splits"]["train"]["documents"] > 50
-
-
-def test_a_cluster_cannot_read_stdin(vocabulary_file, tmp_path, capsys):
-    pytest.importorskip("apache_beam")
-    arguments = ["prepare", "--input", "-", "--vocab", vocabulary_file, "--output", tmp_path / "data"]
-    assert cli.main([str(argument) for argument in [*arguments, "--runner", "FlinkRunner"]]) == 2
-    assert "--runner=FlinkRunner" in capsys.readouterr().err

@@ -1,24 +1,20 @@
 import itertools
 import threading
 import time
-from collections import Counter
 
 import numpy as np
 import pytest
 from support import helpers
 
-from bert_jax.batch import pretraining_shapes
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import (
     EvalLoader,
     TrainLoader,
     TrainRows,
     next_token_targets,
-    predictions_per_row,
 )
 from bert_jax.data.loading.masking import Masking
 from bert_jax.data.loading.prefetch import Prefetch
-from bert_jax.errors import InputError
 
 SHAPES = {
     "input_ids": (16, 64), "token_type_ids": (16, 64), "positions": (16, 64), "sequence_ids": (16, 64),
@@ -91,15 +87,6 @@ def test_layout(dataset):
     assert batch["masked_weights"].sum(axis=1).tolist() == expected
 
 
-@pytest.mark.parametrize("max_sequences", [1, 3])
-@pytest.mark.parametrize("left_to_right", [False, True])
-def test_what_a_batch_is_like_is_known_without_it(dataset, max_sequences, left_to_right):
-    loader = Loader(dataset, max_sequences=max_sequences, left_to_right=left_to_right)
-    predictions = predictions_per_row(None if left_to_right else Masking(10), dataset.info.seq_len, max_sequences)
-    shapes = pretraining_shapes(16, dataset.info.seq_len, predictions, max_sequences)
-    assert {name: (entry.shape, entry.dtype) for name, entry in loader.batch(0).items()} == shapes
-
-
 def test_a_batch_is_its_instances(dataset):
     loader = make(dataset)
     batch = loader.batch(5)
@@ -133,37 +120,6 @@ def test_an_epoch_sees_everything_once(dataset, batch):
         assert np.array_equal(np.sort(order), np.arange(size))
     for one, other in itertools.combinations(orders, 2):
         assert (one == other).mean() < 0.05
-
-
-def test_order_does_not_depend_on_the_batch_size(dataset):
-    one = np.concatenate([make(dataset, batch=12).examples(step)[0] for step in range(8)])
-    other = np.concatenate([make(dataset, batch=32).examples(step)[0] for step in range(3)])
-    assert np.array_equal(one, other)
-
-
-def test_a_dataset_smaller_than_a_batch(tiny):
-    batch = 3 * tiny.size("train") + 1
-    loader = make(tiny, batch=batch)
-    assert set(Counter(loader.examples(0)[0].tolist()).values()) == {3, 4}
-    found = loader.batch(0)
-    assert found["input_ids"].shape == (batch, 64)
-    # The copies of an instance in a batch belong to several epochs: each has a mask of its own.
-    assert len(np.unique(found["input_ids"], axis=0)) > tiny.size("train")
-    assert len(np.unique(unmask(found), axis=0)) == tiny.size("train")
-
-
-def test_masks_are_new_each_epoch(dataset):
-    loader = make(dataset, batch=dataset.size("train"))
-    masks = []
-    for epoch in range(3):
-        batch = loader.batch(epoch)
-        order = np.argsort(loader.examples(epoch)[0])
-        masks.append(np.where(batch["masked_weights"] > 0, batch["masked_positions"], -1)[order])
-    for one, other in itertools.combinations(masks, 2):
-        same = (one == other).all(axis=1)
-        assert same.mean() < 0.2  # sequences of a handful of tokens have few masks to choose from
-        long = (one >= 0).sum(axis=1) >= 6
-        assert same[long].sum() == 0
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
@@ -237,35 +193,10 @@ def test_rows_are_a_part_of_the_batch(dataset):
         assert_same(loader.batch(step, rows), {name: array[rows] for name, array in whole.items()})
 
 
-def test_seeds(dataset):
-    one, other = make(dataset, seed=0), make(dataset, seed=1)
-    assert (one.examples(0)[0] != other.examples(0)[0]).any()
-    # The same instance under another seed has another mask.
-    everything = dataset.size("train")
-    first, second = (make(dataset, seed=seed, batch=everything) for seed in (0, 1))
-    place = [np.argsort(loader.examples(0)[0]) for loader in (first, second)]
-    positions = [loader.batch(0)["masked_positions"][at] for loader, at in zip((first, second), place, strict=True)]
-    assert (positions[0] != positions[1]).any(axis=1).mean() > 0.7
-
-
 def test_order_follows_the_dataset(dataset):
     other = PreparedDataset(str(dataset.folder))
     other.info = type(dataset.info)(**{**dataset.info.__dict__, "hash": "0"})
     assert (make(dataset).examples(0)[0] != make(other).examples(0)[0]).any()
-
-
-def test_no_training_instances(dataset, monkeypatch):
-    monkeypatch.setattr(dataset, "size", lambda split: 0)
-    with pytest.raises(InputError, match=f"{dataset.folder} has no training instances"):
-        make(dataset)
-
-
-def test_random_tokens_are_of_the_whole_vocabulary(dataset):
-    batch = make(dataset, batch=500, mask_token=0, keep_token=0, random_token=1).batch(0)
-    row, slot = np.nonzero(batch["masked_weights"])
-    drawn = np.bincount(batch["input_ids"][row, batch["masked_positions"][row, slot]])
-    assert len(drawn) == dataset.tokenizer.vocab_size
-    assert (drawn > 0).all()
 
 
 def test_whole_words_go_by_the_tokenizers_pieces(dataset, monkeypatch):
@@ -298,18 +229,6 @@ def test_eval_masks_never_change(dataset, dataset_dir):
             np.concatenate([batch[name] for batch in one])[:size],
             np.concatenate([batch[name] for batch in small])[:size],
         )
-
-
-def test_eval_is_eighty_ten_ten(dataset):
-    mask, kept, total = 0, 0, 0
-    for batch in EvalLoader([dataset], batch_size=64):
-        row, slot = np.nonzero(batch["masked_weights"])
-        now = batch["input_ids"][row, batch["masked_positions"][row, slot]]
-        mask += (now == dataset.tokenizer.mask_id).sum()
-        kept += (now == batch["masked_ids"][row, slot]).sum()
-        total += len(row)
-    assert mask / total == pytest.approx(0.8, abs=5 * 0.4 / np.sqrt(total))
-    assert kept / total == pytest.approx(0.1, abs=5 * 0.3 / np.sqrt(total))
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 16, 1000])
@@ -377,14 +296,6 @@ def test_prefetch_raises_where_the_item_would_have_come():
     assert [next(items) for _ in range(4)] == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="step 4"):
         next(items)
-    within(5, items.close)
-
-
-def test_prefetch_closes_while_full():
-    items = Prefetch(lambda step: step, 0, 10**9)
-    assert next(items) == 0
-    time.sleep(0.1)
-    within(5, items.close)
     within(5, items.close)
 
 

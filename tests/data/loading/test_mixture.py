@@ -37,24 +37,6 @@ def test_shares(weights):
     np.testing.assert_array_equal(mixture.locate(some), (sources[some], numbers[some]))
 
 
-def test_shares_are_kept_everywhere():
-    sources, _ = Mixture((0.75, 0.25), key=5).locate(np.arange(1 << 16))
-    for start in range(0, 1 << 16, 4096):
-        assert (sources[start : start + 4096] == 1).sum() == 1024
-        assert 100 < (sources[start : start + 512] == 1).sum() < 156  # and mixed well within
-
-
-def test_far_along():
-    mixture = Mixture((0.3, 0.7), key=1)
-    rows = 10**13 + np.arange(10_000)
-    sources, numbers = mixture.locate(rows)
-    counts = mixture.counts(10**13)
-    for source, count in enumerate(counts):
-        found = numbers[sources == source]
-        assert found.tolist() == list(range(count, count + len(found)))
-        assert count == pytest.approx(10**13 * (0.3, 0.7)[source], rel=1e-8)
-
-
 @pytest.mark.parametrize("sizes", [(6_000_000, 1_000, 3_000_000), (8_000_000, 3_000, 10, 5_000_000), (10, 5_000, 9)])
 def test_rare_sources_between_others(sizes):
     mixture = Mixture(row_shares(sizes), key=7)
@@ -93,23 +75,6 @@ def test_each_source_in_its_own_epochs(dataset_dir, other_dir):
         own = list(map(tuple, source.rows(np.arange(32 * steps - 40))["input_ids"].tolist()))
         known = set(own)
         assert [row for row in map(tuple, mixed.tolist()) if row in known][: len(own)] == own
-
-
-def test_batches_without_a_row_of_a_source(dataset_dir, other_dir):
-    sources = [rows_of(dataset_dir), rows_of(other_dir)]
-    loader = TrainLoader(sources, seed=0, global_batch_size=8, weights=(0.97, 0.03))
-    found = [loader.row_numbers(step) for step in range(40)]
-    assert {len(np.unique(source_of)) for source_of, _ in found} == {1, 2}
-    for index in (0, 1):
-        numbers = np.concatenate([numbers[source_of == index] for source_of, numbers in found])
-        assert sorted(numbers.tolist()) == list(range(len(numbers)))
-    assert {loader.batch(step)["input_ids"].shape for step in range(40)} == {(8, 64)}
-
-
-def test_without_weights_the_shares_are_the_sizes(dataset_dir, other_dir):
-    loader = TrainLoader([rows_of(dataset_dir), rows_of(other_dir)], seed=0, global_batch_size=64)
-    first, second = loader.epochs(100)
-    assert first == pytest.approx(second, rel=0.05)
 
 
 def test_evaluation_is_over_all(dataset_dir, other_dir):
@@ -215,24 +180,6 @@ def test_a_mixture_cannot_be_changed_in_a_workdir(dataset_dir, other_dir, tmp_pa
     assert run.claim_workdir(tmp_path, phases) is checkpoint
     with pytest.raises(InputError, match=r"data\.weights"):
         run.claim_workdir(tmp_path, helpers.open_phases(config([dataset_dir, other_dir], data__weights=(1, 2))))
-
-
-def test_periods_differ_and_so_do_keys():
-    sources, _ = Mixture((0.5, 0.5), key=5).locate(np.arange(3 * 4096))
-    periods = sources.reshape(3, 4096)
-    assert 0.4 < (periods[0] == periods[1]).mean() < 0.6
-    other, _ = Mixture((0.5, 0.5), key=6).locate(np.arange(4096))
-    assert 0.4 < (periods[0] == other).mean() < 0.6
-
-
-def test_a_seed_mixes_in_its_own_order(dataset_dir, other_dir):
-    sources = [
-        TrainRows(PreparedDataset(str(folder)), seed=0, masking=Masking(10)) for folder in (dataset_dir, other_dir)
-    ]
-    first, second = (
-        TrainLoader(sources, seed=seed, global_batch_size=64, weights=(1, 1)).batch(0)["input_ids"] for seed in (0, 1)
-    )
-    assert (first != second).any()
 
 
 @pytest.mark.parametrize("weights", [(), (0.8, 0.2)])

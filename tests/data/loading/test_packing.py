@@ -8,14 +8,12 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from support import helpers
 from support.models import initialize
 
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import TrainLoader, TrainRows
 from bert_jax.data.loading.masking import Masking
 from bert_jax.data.loading.packing import most_predictions, pack, pack_lengths
-from bert_jax.data.preparation import shards
 from bert_jax.model import BertConfig
 from bert_jax.training import objectives
 
@@ -44,11 +42,6 @@ def test_every_sequence_is_in_one_row(most, count):
     again = Counter(tuple(sorted(lengths[row[row >= 0]].tolist())) for row in pack(lengths, 512, most, key=4))
     assert again == Counter(tuple(sorted(lengths[row[row >= 0]].tolist())) for row in rows)
     assert sum(number for number, _ in pack_lengths(lengths, 512, most)) == len(rows)
-
-
-def test_little_is_padding():
-    lengths = lengths_like_wikipedia(8192)
-    assert lengths.sum() / (len(pack(lengths, 512, 8, key=0)) * 512) > 0.98
 
 
 def test_the_key_decides_who_goes_where():
@@ -138,25 +131,6 @@ def test_an_epoch_packed_is_the_epoch_unpacked(dataset, left_to_right):
         assert held.sum() == plain.size
 
 
-def test_a_packed_row_has_room_for_every_target_by_default(dataset):
-    rows = TrainRows(dataset, seed=0, masking=Masking(), max_sequences=6)
-    targets = np.maximum(1, np.rint(0.15 * dataset.lengths("train")))
-    weights = rows.rows(np.arange(rows.size))["masked_weights"]
-    assert weights.sum() == targets.sum()
-    assert weights.sum(axis=1).max() <= rows.predictions < 6 * 10
-
-
-def test_epochs_pack_anew(dataset):
-    rows = rows_of(dataset, most=6)
-    together = [
-        {tuple(sorted(row[row >= 0].tolist())) for row in rows.instances(epoch * rows.size + np.arange(rows.size))[0]}
-        for epoch in range(2)
-    ]
-    packs = [{pack for pack in found if len(pack) > 1} for found in together]
-    assert len(packs[0]) > 100
-    assert len(packs[0] & packs[1]) < 0.1 * len(packs[0])
-
-
 def test_packed_batches_are_pure(dataset_dir, dataset):
     def loader():
         return TrainLoader([rows_of(PreparedDataset(str(dataset_dir)), most=6)], seed=0, global_batch_size=16)
@@ -215,45 +189,7 @@ def best_fit(lengths, seq_len):
     return len(rooms)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_no_row_overflows_and_few_are_needed(seed):
-    rng = np.random.default_rng(seed)
-    lengths = rng.choice(rng.integers(1, 65, 12), 400)
-    for most in (1, 2, 3, 8, 64):
-        packing = pack_lengths(lengths, 64, most)
-        assert all(count > 0 and sum(row) <= 64 and len(row) <= most for count, row in packing)
-        held = [length for count, row in packing for length in row * count]
-        assert sorted(held) == sorted(lengths.tolist())
-
-
-def test_rows_are_as_few_as_those_of_best_fit():
-    lengths = np.random.default_rng(0).integers(4, 65, 8192)
-    assert sum(count for count, _ in pack_lengths(lengths, 128, 128)) <= 1.02 * best_fit(lengths, 128)
-
-
 def test_sequences_of_one_length_share_rows():
     assert len(pack(np.full(100, 30), 64, 2, key=1)) == 50
     lengths = np.clip(np.random.default_rng(0).normal(12, 3, 8192).astype(int), 4, 64)  # queries
     assert sum(count for count, _ in pack_lengths(lengths, 64, 64)) <= 1.02 * best_fit(lengths, 64)
-
-
-def test_packed_singles_have_no_next_sentence(tmp_path, vocabulary_file, corpus_file):
-    helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "data", pairs="none", short_seq_prob=1.0)
-    rows = TrainRows(PreparedDataset(str(tmp_path / "data")), seed=0, masking=Masking(10), max_sequences=4)
-    batch = rows.rows(np.arange(rows.size))
-    assert (batch["sequence_ids"] > 1).any()
-    assert not batch["next_sentence_weights"].any()
-
-
-def test_no_two_draws_share_a_stream(tmp_path, vocabulary_file, corpus_file, monkeypatch):
-    """Each bucket and each pass uses a separate random stream."""
-    named, make_rng = [], shards.make_rng
-
-    def spy(*parts):
-        named.append(parts)
-        return make_rng(*parts)
-
-    monkeypatch.setattr(shards, "make_rng", spy)
-    info = helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
-    shard_count = sum(len(split.shards) for split in info.splits.values())
-    assert len(named) == len(set(named)) == 2 * shard_count > 8

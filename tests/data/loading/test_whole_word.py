@@ -80,40 +80,6 @@ def test_masks_are_the_references_for_the_same_draws(whole_word, rate, most, sha
         assert batch["input_ids"][row].tolist() == expected.tolist()
 
 
-def test_whole_words_are_masked_or_left_whole():
-    masking = Masking(20, mask_token=1.0, keep_token=0.0, random_token=0.0, whole_word=True)
-    ids, maskable, lengths = make_rows(2, 2000, 128)
-    batch = mask_batch(
-        ids, maskable, lengths, keys_of(2000), masking, mask_id=MASK, vocab_size=VOCAB, continues_word=CONTINUATION[ids]
-    )
-    masked = batch["input_ids"] == MASK
-    inside = maskable[:, 1:] & maskable[:, :-1] & CONTINUATION[ids[:, 1:]]
-    assert (masked[:, 1:] == masked[:, :-1])[inside].all()
-    assert (batch["masked_weights"].sum(axis=1) <= ours.prediction_counts(lengths)).all()
-    # Almost all of the wanted tokens are found: what is passed over leaves room for shorter words.
-    assert batch["masked_weights"].sum() > 0.97 * np.minimum(20, ours.prediction_counts(lengths)).sum()
-
-
-def test_every_word_of_a_length_is_as_likely():
-    masking = Masking(20, whole_word=True)
-    ids = np.full((20_000, 32), 7, np.int32)
-    ids[:, [4, 5, 11, 20, 25, 26]] = 300  # words of three, of two, of two and of three tokens
-    maskable = np.ones(ids.shape, bool)
-    maskable[:, [0, 31]] = False
-    batch = mask_batch(
-        ids, maskable, np.full(20_000, 32), keys_of(20_000), masking, mask_id=MASK, vocab_size=VOCAB,
-        continues_word=CONTINUATION[ids],
-    )  # fmt: skip
-    counts = np.zeros(32)
-    row, slot = np.nonzero(batch["masked_weights"])
-    np.add.at(counts, batch["masked_positions"][row, slot], 1)
-    assert counts[3] == counts[4] == counts[5]
-    singles = counts[[1, 2, 6, 7, 8, 9, 12, 13, 14, 28, 29, 30]]
-    assert np.ptp(singles) < 6 * np.sqrt(singles.mean() * (1 - singles.mean() / 20_000)) * np.sqrt(2)
-    assert counts[3] < singles.mean()  # a longer word is passed over where it would overflow
-    assert abs(counts[10] - counts[19]) < 6 * np.sqrt(2 * counts[10])
-
-
 def test_a_row_of_one_word_that_is_too_long_has_no_predictions():
     ids = np.array([[CLS, 7, *[300] * 20, SEP, 300, SEP]], np.int32)
     maskable = (ids != CLS) & (ids != SEP)

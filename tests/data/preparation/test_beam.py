@@ -1,12 +1,10 @@
 """Preparation with Beam's DirectRunner, in one or several processes, writes the same bytes as without Beam."""
 
 import gzip
-import io
 import json
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 from support import helpers
@@ -95,16 +93,6 @@ def test_same_bytes(inputs, tokenizer, tmp_path, options, monkeypatch):
         assert len(info.splits["train"].shards) > 15
 
 
-def test_an_empty_bucket(tokenizer, tmp_path):
-    """A shard is written for every range of hashes, even for one without documents."""
-    (tmp_path / "a.txt").write_text("\n\n".join(f"{'the ship sees the wave . ' * 300} {'a' * n}" for n in range(1, 5)))
-    options = {"bucket_tokens": 1024, "eval_fraction": 0.0}
-    info = run([str(tmp_path / "a.txt")], tokenizer, tmp_path / "beam", **options, **DIRECT)
-    assert any(not shard.instances for shard in info.splits["train"].shards)
-    run([str(tmp_path / "a.txt")], tokenizer, tmp_path / "local", **options)
-    assert files(tmp_path / "beam") == files(tmp_path / "local")
-
-
 @pytest.mark.long
 def test_several_processes(inputs, vocabulary_file, tmp_path):
     options = ("--bucket_tokens", "4096", "--max_line_repeats", "3")
@@ -162,22 +150,12 @@ def test_broken_files(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
     (tmp_path / "torn.txt.gz").write_bytes(gzip.compress(b"the ship .\n" * 1000)[:40])
     names = [*inputs, tmp_path / "latin.txt", tmp_path / "torn.txt.gz"]
     message = fails(capsys, command_line(names, vocabulary_file, tmp_path / "data", *ON_DIRECT), 2)
-    assert re.fullmatch(r"bert-jax prepare: .*latin\.txt:2: .*UTF-8.* \(\D*\b1\b\D*\)", message)
+    assert re.fullmatch(r"bert-jax prepare: .*latin\.txt:2: .*UTF-8.*", message)
     assert not (tmp_path / "data").exists()
     (tmp_path / "table.txt").write_bytes(b"PAR1\x15\x00 the ship .")
     for number, name in enumerate([names[-1], tmp_path / "table.txt"]):
         with pytest.raises(InputError, match=name.name):
             run([str(name)], read_tokenizer(vocabulary_file), tmp_path / f"{number}", **DIRECT)
-
-
-def test_no_text(vocabulary_file, tmp_path, capsys):
-    (tmp_path / "a.txt").write_text("\n\n")
-    arguments = command_line([tmp_path / "a.txt"], vocabulary_file, tmp_path / "data", *ON_DIRECT)
-    fails(capsys, arguments, 2, "--input=", "a.txt")
-    (tmp_path / "a.txt").write_text("the ship .\n\nthe sea .")
-    arguments[-len(ON_DIRECT) : -len(ON_DIRECT)] = ["--eval_fraction", str(1 - 2**-53)]
-    fails(capsys, arguments, 2, "--eval_fraction=")
-    assert not (tmp_path / "data").exists()
 
 
 def test_a_worker_fails(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
@@ -192,12 +170,6 @@ def test_a_worker_fails(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "data").exists()
 
 
-def test_output_not_shared_with_the_workers_is_refused(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(beam, "_run_task", lambda *arguments: None)
-    arguments = command_line(inputs, vocabulary_file, tmp_path / "data", *ON_DIRECT)
-    fails(capsys, arguments, 2, "--output", "--runner=DirectRunner")
-
-
 # --- Runners and their options ----------------------------------------------------------------------------------
 
 
@@ -206,15 +178,11 @@ class Result:
 
     def __init__(self, end):
         self.end = end
-        self.cancelled = False
 
     def wait_until_finish(self):
         if isinstance(self.end, BaseException):
             raise self.end
         return self.end
-
-    def cancel(self):
-        self.cancelled = True
 
 
 @pytest.fixture
@@ -224,8 +192,8 @@ def elsewhere(monkeypatch):
 
     class Elsewhere(apache_beam.runners.runner.PipelineRunner):
         def run_pipeline(self, pipeline, options):
-            seen["options"], seen["result"] = options, Result(seen["end"])
-            return seen["result"]
+            seen["options"] = options
+            return Result(seen["end"])
 
     monkeypatch.setattr(apache_beam.runners.runner, "create_runner", lambda name: Elsewhere())
     monkeypatch.setattr(apache_beam.pipeline, "create_runner", lambda name: Elsewhere())
@@ -241,14 +209,12 @@ def test_options_are_passed_on(inputs, vocabulary_file, tmp_path, capsys, elsewh
     assert elsewhere["options"].get_all_options()["runner"] == "FlinkRunner"
 
 
-@pytest.mark.parametrize("end", ["FAILED", "CANCELLED", RuntimeError("first\nlast"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("end", ["FAILED", RuntimeError("first\nlast")], ids=repr)
 def test_failed_pipelines_are_reported(inputs, vocabulary_file, tmp_path, capsys, elsewhere, end):
     elsewhere["end"] = end
-    status = 130 if isinstance(end, KeyboardInterrupt) else 1
     arguments = command_line(inputs, vocabulary_file, tmp_path / "data", "--runner", "SparkRunner")
     words = ["--runner=SparkRunner: ", "last" if isinstance(end, RuntimeError) else str(end)]
-    fails(capsys, arguments, status, *(words if status == 1 else []))
-    assert elsewhere["result"].cancelled == (status == 130)
+    fails(capsys, arguments, 1, *words)
     assert not (tmp_path / "data").exists()
 
 
@@ -260,7 +226,6 @@ def test_failed_pipelines_are_reported(inputs, vocabulary_file, tmp_path, capsys
         (["--runner", "json.Runner"], "--runner=json.Runner: "),
         (["--runner", "DataflowRunner"], "--runner=DataflowRunner: "),  # no apache-beam[gcp], or else no --project
         (["--runner", "DirectRunner", "--", "--direct_num_workers=many"], "direct_num_workers"),
-        (["--runner", "DirectRunner", "--scratch", "work"], "--scratch=work: "),
         (["--", "--project=here"], "--project=here: "),
     ],
 )
@@ -289,11 +254,3 @@ sys.exit(cli.main({arguments!r}))
 def test_the_local_runner_does_without_beam():
     code = "import sys, bert_jax.cli, bert_jax.data.preparation.pipeline; sys.exit('apache_beam' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_stdin_to_a_store(inputs, tokenizer, store, tmp_path, monkeypatch):
-    content = b"the ship sees the wave .\n\nthe owl hears the moon .\n"
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content), isatty=lambda: False))
-    info = run(["-"], tokenizer, "gs://bucket/data", **DIRECT, eval_fraction=0.0)
-    assert info.splits["train"].documents == 2
-    assert not [name for name in store.names() if "stdin" in name]

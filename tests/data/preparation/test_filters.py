@@ -70,23 +70,6 @@ def test_repeated_lines(workers, tokenizer, tmp_path):
     assert stricter.info.dropped["repeated_lines"].sentences == 125
 
 
-def test_a_line_of_several_sentences_is_one_line(tokenizer, tmp_path):
-    plain = documents(60)
-    noisy = [f"The owl sees the moon. The ship hears the storm.\n{text}" for text in plain]
-    dataset = run(noisy, tokenizer, tmp_path, max_line_repeats=10, sentences="split")
-    assert dataset.info.dropped["repeated_lines"].sentences == 120
-    assert totals(dataset)[0][0] == 60
-
-
-def test_a_document_of_repeated_lines_alone_is_none(tokenizer, tmp_path):
-    texts = [*documents(50), *["the menu .\nthe owl ."] * 30]
-    dataset = run(texts, tokenizer, tmp_path, max_line_repeats=20)
-    assert totals(dataset)[0][0] == 50
-    lost = dataset.info.dropped["repeated_lines"]
-    assert (lost.documents, lost.sentences) == (30, 60)
-    assert dataset.info.dropped["short_documents"] == Counts()
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -97,38 +80,6 @@ def test_a_document_of_repeated_lines_alone_is_none(tokenizer, tmp_path):
 def test_invalid_limits_are_refused(options):
     with pytest.raises(InputError, match=f"{next(iter(options))}="):
         PrepareOptions(**options)
-
-
-def test_a_document_at_a_limit_stays(tokenizer, tmp_path):
-    texts = [" ".join(["ship"] * size) + " ." for size in range(9, 31)]  # of 10 to 31 tokens
-    dataset = run(texts, tokenizer, tmp_path, min_document_tokens=12, max_document_tokens=28, eval_fraction=0.0)
-    assert dataset.info.splits["train"].documents == 28 - 12 + 1
-    assert (dataset.info.dropped["short_documents"].documents, dataset.info.dropped["long_documents"].documents) == (
-        2,
-        3,
-    )
-    assert dataset.info.splits["train"].tokens == sum(range(12, 29))
-
-
-def test_a_limit_counts_what_is_left_of_a_document(tokenizer, tmp_path):
-    """Lines are dropped first, then documents by their remaining length."""
-    texts = ["the menu .\n" * 3 + " ".join(["ship"] * size) + " ." for size in range(4, 24)]
-    dataset = run(texts, tokenizer, tmp_path, min_document_tokens=10, max_line_repeats=20, eval_fraction=0.0)
-    assert dataset.info.dropped["repeated_lines"].sentences == 60
-    assert dataset.info.dropped["short_documents"].documents == 5  # of 5 to 9 tokens without the menu
-
-
-def test_documents_that_lose_all_lines_shift_no_other(tokenizer, tmp_path):
-    """Drops them anywhere in a run, also at the end of a bucket's part."""
-    plain = documents(60)
-    empty = ["\n".join(["the menu ."] * lines) for lines in range(1, 41)]
-    noisy = run([*plain, *empty], tokenizer, tmp_path / "noisy", max_line_repeats=100, eval_fraction=0.0)
-    clean = run(plain, tokenizer, tmp_path / "clean", eval_fraction=0.0)
-    assert noisy.info.dropped["repeated_lines"].documents == 40
-    ids = [np.sort(each.instances("train", np.arange(each.size("train")))["instance_ids"]) for each in (noisy, clean)]
-    firsts = [set(found.tolist()) for found in ids]
-    assert len(firsts[0] & firsts[1]) >= 60  # the hash of a document, and its first instance's id, are its own
-    np.testing.assert_array_equal(noisy.token_counts(), clean.token_counts())
 
 
 # --- Filters together -------------------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
 import random
-from itertools import chain
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.preparation.instances import Instance, make_pairs, make_rng, target_length, truncate_pair
+from bert_jax.data.preparation.instances import Instance, make_pairs, make_rng, target_length
 
 Texts = list[list[list[int]]]  # documents of sentences of tokens
 
@@ -91,10 +90,6 @@ def run(texts: Texts, rng: random.Random, **options) -> list[list[Instance]]:
     return make_pairs(offsets(texts)[0], rng=rng, **options)
 
 
-def document_of(texts: Texts) -> np.ndarray:
-    return np.repeat(np.arange(len(texts)), [sum(map(len, text)) for text in texts])
-
-
 # --- The reference's rule ---------------------------------------------------------------------------------------
 
 
@@ -118,15 +113,6 @@ def test_reference_is_the_reference(seed, documents, sentences, tokens, seq_len,
     ]
     assert content == expected
     assert rng.getstate() == expected_rng.getstate()
-
-
-def test_reference_yields_more_random_pairs_than_real_ones():
-    pairs = list(
-        chain.from_iterable(
-            run(realistic(0), random.Random(0), seq_len=128, short_seq_prob=0.1, random_next="reference")
-        )
-    )
-    assert 0.54 < np.mean([pair.is_random_next for pair in pairs]) < 0.65
 
 
 # --- The paper's rule -------------------------------------------------------------------------------------------
@@ -213,89 +199,6 @@ def test_paper_half_of_all_pairs_are_random(lone, seq_len):
     assert abs(np.mean(labels) - 0.5) < 3 * 0.5 / np.sqrt(len(labels))
 
 
-@pytest.mark.parametrize("rule", ["paper", "reference"])
-@pytest.mark.parametrize("seq_len", [8, 64, 512])
-def test_real_b_follows_a_and_random_b_is_from_elsewhere(rule, seq_len, monkeypatch):
-    texts = realistic(3, documents=500)
-    owner = document_of(texts)
-    drawn = []
-    monkeypatch.setattr(
-        "bert_jax.data.preparation.instances.truncate_pair", lambda pair, *_: drawn.append(pair) or pair
-    )
-    found = run(texts, random.Random(4), seq_len=seq_len, short_seq_prob=0.1, random_next=rule)
-    starts = {bounds[0] for bounds in offsets(texts)[0]}
-    sentence_bounds = {bound for bounds in offsets(texts)[0] for bound in bounds}
-    assert drawn == list(chain.from_iterable(found))
-    for number, pairs in enumerate(found):
-        for pair in pairs:
-            assert pair.a_start < pair.a_stop
-            assert pair.b_start < pair.b_stop
-            assert sentence_bounds.issuperset(pair[:4])
-            assert owner[pair.a_start] == owner[pair.a_stop - 1] == number
-            assert owner[pair.b_start] == owner[pair.b_stop - 1]
-            if pair.is_random_next:
-                assert owner[pair.b_start] != number
-            else:
-                assert pair.b_start == pair.a_stop
-                assert owner[pair.b_start] == number
-                assert pair.b_start not in starts
-
-
-@pytest.mark.parametrize("rule", ["paper", "reference"])
-@pytest.mark.parametrize("seq_len", [8, 9, 64, 128])
-@pytest.mark.parametrize("short_seq_prob", [0.0, 0.1, 1.0])
-def test_lengths(rule, seq_len, short_seq_prob):
-    texts = realistic(5, documents=300)
-    for pairs in run(texts, random.Random(6), seq_len=seq_len, short_seq_prob=short_seq_prob, random_next=rule):
-        assert pairs  # every document is used
-        for pair in pairs:
-            len_a, len_b = pair.a_stop - pair.a_start, pair.b_stop - pair.b_start
-            assert len_a >= 1
-            assert len_b >= 1
-            assert len_a + len_b <= seq_len - 3
-
-
-@pytest.mark.parametrize("rule", ["paper", "reference"])
-@pytest.mark.parametrize("seq_len", [8, 16, 128])
-def test_no_sentence_is_lost_before_truncation(rule, seq_len, monkeypatch):
-    monkeypatch.setattr("bert_jax.data.preparation.instances.truncate_pair", lambda pair, *_: pair)
-    texts = make_texts(random.Random(7), 300, (1, 40), (1, 12))
-    tokens = offsets(texts)[1]
-    found = run(texts, random.Random(8), seq_len=seq_len, short_seq_prob=0.1, random_next=rule)
-    times = np.zeros(len(tokens), int)
-    for pairs in found:
-        for pair in pairs:
-            times[pair.a_start : pair.a_stop] += 1
-            if not pair.is_random_next:
-                times[pair.b_start : pair.b_stop] += 1
-    assert times.min() == 1
-    if rule == "reference":
-        assert times.max() == 1
-    else:  # a lone sentence at a document's end may be the B of one that stood in a pair already
-        assert times.max() <= 2
-        assert (times == 2).sum() <= sum(max(map(len, text)) for text in texts)
-
-
-def test_one_document_is_its_own_stranger():
-    texts = make_texts(random.Random(9), 1, (20, 20), (5, 5))
-    for rule in ("paper", "reference"):
-        pairs = list(
-            chain.from_iterable(run(texts, random.Random(10), seq_len=32, short_seq_prob=0.1, random_next=rule))
-        )
-        assert pairs
-        assert any(pair.is_random_next for pair in pairs)
-
-
-def test_lone_sentences_alone_are_all_random():
-    pairs = list(
-        chain.from_iterable(
-            run(realistic(11, lone=1.0, documents=50), make_rng(0), seq_len=64, short_seq_prob=0.1, random_next="paper")
-        )
-    )
-    assert len(pairs) == 50
-    assert all(pair.is_random_next for pair in pairs)
-
-
 # --- Parts ------------------------------------------------------------------------------------------------------
 
 
@@ -313,27 +216,6 @@ def test_target_lengths():
     chi_square = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
     assert chi_square < 61 + 6 * np.sqrt(2 * 61)
     assert {target_length(67, 0.0, rng) for _ in range(1000)} == {64}
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 40), st.integers(5, 60), st.integers(0, 1000))
-def test_truncation_takes_from_the_longer(len_a, len_b, limit, seed):
-    pair = truncate_pair(Instance(100, 100 + len_a, 200, 200 + len_b, True), limit, random.Random(seed))
-    a, b = pair.a_stop - pair.a_start, pair.b_stop - pair.b_start
-    assert 100 <= pair.a_start < pair.a_stop <= 100 + len_a
-    assert 200 <= pair.b_start < pair.b_stop <= 200 + len_b
-    assert pair.is_random_next
-    assert a + b == min(limit, len_a + len_b)
-    if len_a + len_b > limit:
-        shorter = min(len_a, len_b)
-        assert min(a, b) == min(shorter, limit // 2)
-        assert b <= a or b < len_b or len_b > len_a  # at a tie B gives
-
-
-def test_truncation_takes_from_both_ends():
-    fronts = [truncate_pair(Instance(0, 10, 10, 110, False), 100, random.Random(s)).b_start - 10 for s in range(2000)]
-    assert abs(np.mean(fronts) - 5) < 0.2
-    assert truncate_pair(Instance(0, 4, 4, 8, False), 7, random.Random(0))[:2] == (0, 4)
 
 
 def test_make_rng_is_stable():

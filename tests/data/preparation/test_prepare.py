@@ -6,9 +6,7 @@ import pytest
 from support.preparing import files, run
 
 from bert_jax.data.corpora import corpus
-from bert_jax.data.dataset import INFO_FILE, PreparedDataset
-from bert_jax.data.preparation import pipeline as prepare_module
-from bert_jax.data.preparation import sorted_runs
+from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.preparation.pipeline import PrepareOptions
 from bert_jax.errors import InputError
 
@@ -80,13 +78,6 @@ def test_slices_do_not_matter(whole, corpus_file, tokenizer, tmp_path, slice_byt
     assert files(tmp_path / "data") == files(whole)
 
 
-def test_runs_and_batches_do_not_matter(whole, corpus_file, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(sorted_runs, "TOKENS_PER_RUN", 1000)
-    monkeypatch.setattr(sorted_runs, "SENTENCES_PER_BATCH", 7)
-    run(corpus_file, tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
-    assert files(tmp_path / "data") == files(whole)
-
-
 @pytest.mark.parametrize("order", [1, -1])
 def test_files_and_their_order_do_not_matter(whole, corpus_file, tokenizer, tmp_path, order):
     documents = corpus_file.read_text().strip().split("\n\n")
@@ -95,18 +86,6 @@ def test_files_and_their_order_do_not_matter(whole, corpus_file, tokenizer, tmp_
         inputs.append(tmp_path / f"{number}.txt.gz")
         inputs[-1].write_bytes(gzip.compress("\n\n".join(documents[number::4]).encode()))
     run(inputs[::order], tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
-    assert files(tmp_path / "data") == files(whole)
-
-
-def test_many_small_files_are_few_runs(whole, corpus_file, tokenizer, tmp_path, monkeypatch):
-    documents = corpus_file.read_text().strip().split("\n\n")
-    for number, document in enumerate(documents):
-        (tmp_path / f"{number}.txt").write_text(document)
-    stored, real = [], sorted_runs.tokenize
-    monkeypatch.setattr(prepare_module, "tokenize", lambda *task: stored.extend(found := real(*task)) or found)
-    run(sorted(tmp_path.glob("*.txt")), tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
-    assert len(stored) == 1
-    assert stored[0].counts.documents == len(documents)
     assert files(tmp_path / "data") == files(whole)
 
 
@@ -133,30 +112,6 @@ def test_seeds_differ(whole, corpus_file, tokenizer, tmp_path):
     assert Counter(segments(other, "train")) != Counter(segments(before, "train"))
     # The split is of the text, and no seed moves it.
     assert other.info.splits["eval"].tokens == before.info.splits["eval"].tokens
-
-
-def test_counts_add_up(whole, corpus_file, tokenizer):
-    info = PreparedDataset(str(whole)).info
-    lines = corpus_file.read_text().split("\n")
-    assert sum(split.documents for split in info.splits.values()) == 300
-    assert sum(split.sentences for split in info.splits.values()) == sum(map(bool, lines))
-    encoded = sum(map(len, tokenizer.encode_batch(lines)))
-    assert sum(split.tokens for split in info.splits.values()) == encoded
-    for name, split in info.splits.items():
-        assert split.instances == sum(shard.instances for shard in split.shards)
-        found = segments(PreparedDataset(str(whole)), name)
-        assert split.instances == len(found)
-        assert split.random_next == sum(label for _, _, label in found)
-
-
-def test_the_vocabulary_is_kept(whole, tokenizer):
-    dataset = PreparedDataset(str(whole))
-    assert dataset.tokenizer.vocab == tokenizer.vocab
-    assert set(files(whole)) == {
-        INFO_FILE, "tokenizer.json", "tokenizer_config.json",
-        "token_counts.npy", "train-lengths.npy", "eval-lengths.npy",
-        *(shard.file for split in dataset.info.splits.values() for shard in split.shards),
-    }  # fmt: skip
 
 
 # --- Which documents go where -----------------------------------------------------------------------------------
@@ -191,32 +146,6 @@ def test_held_out_documents_stay_held_out(tokenizer, tmp_path):
     assert documents_of(before, "train") < documents_of(after, "train")
 
 
-def test_buckets(tokenizer, tmp_path):
-    write(tmp_path / "a.txt", numbered(400))
-    one = run(tmp_path / "a.txt", tokenizer, tmp_path / "one", seq_len=128, short_seq_prob=0.0)
-    many = run(tmp_path / "a.txt", tokenizer, tmp_path / "many", seq_len=128, short_seq_prob=0.0, bucket_tokens=1024)
-    assert len(one.info.splits["train"].shards) == 1
-    shards = many.info.splits["train"].shards
-    assert 8 <= len(shards) <= 12
-    assert all(shard.instances for shard in shards)
-    for split in ("train", "eval"):
-        assert documents_of(one, split) == documents_of(many, split)
-        for count in ("documents", "sentences", "tokens"):
-            assert getattr(one.info.splits[split], count) == getattr(many.info.splits[split], count)
-    assert np.array_equal(one.token_counts(), many.token_counts())
-
-
-def test_token_counts(tokenizer, tmp_path):
-    data = run(write(tmp_path / "a.txt", numbered(200)), tokenizer, tmp_path / "data", dupe_factor=3)
-    train = documents_of(data, "train")
-    lines = [line for document in numbered(200) for line in document if "".join(document[0].split()[:5]) in train]
-    expected = np.bincount(np.concatenate(tokenizer.encode_batch(lines)), minlength=tokenizer.vocab_size)
-    counts = data.token_counts()
-    assert counts.dtype == np.int64
-    assert np.array_equal(counts, expected)
-    assert counts.sum() == data.info.splits["train"].tokens
-
-
 @pytest.mark.parametrize("fraction", [0.0, 0.001, 0.5])
 def test_eval_fraction(tokenizer, tmp_path, fraction):
     data = run(write(tmp_path / "a.txt", numbered(300)), tokenizer, tmp_path / "data", eval_fraction=fraction)
@@ -243,51 +172,6 @@ def test_dupe_factor(corpus_file, tokenizer, tmp_path):
     assert not Counter(segments(one, "train")) - Counter(pairs)
     ids = five.instances("train", np.arange(five.size("train")))["instance_ids"]
     assert len(np.unique(ids)) == len(ids)
-
-
-def test_duplicate_documents_are_instances_of_their_own(tokenizer, tmp_path):
-    documents = [*numbered(30), *numbered(30), *numbered(10)]
-    data = run(write(tmp_path / "a.txt", documents), tokenizer, tmp_path / "data", eval_fraction=0.2)
-    assert sum(split.documents for split in data.info.splits.values()) == 70
-    assert not documents_of(data, "train") & documents_of(data, "eval")
-    for split in ("train", "eval"):
-        ids = data.instances(split, np.arange(data.size(split)))["instance_ids"]
-        assert len(np.unique(ids)) == len(ids)
-
-
-def test_records_are_in_order_of_id(whole):
-    data = PreparedDataset(str(whole))
-    start = 0
-    for shard in data.info.splits["train"].shards:
-        ids = data.instances("train", np.arange(start, start + shard.instances))["instance_ids"]
-        assert (np.diff(ids.astype(object)) > 0).all()
-        start += shard.instances
-
-
-@pytest.mark.parametrize("rule", ["paper", "reference"])
-def test_labels(whole, corpus_file, tokenizer, tmp_path, rule):
-    text = corpus_file.read_text()
-    data = run(corpus_file, tokenizer, tmp_path / "data", random_next=rule, seq_len=512)
-    for a, b, is_random in segments(data, "train"):
-        together = f"{a} {b}" in " ".join(text.split())
-        assert together or is_random
-
-
-def test_special_tokens_in_text_are_text(tokenizer, tmp_path):
-    lines = ["the [SEP] ship [MASK] sees [CLS] a [PAD] wave [UNK] .", "[MASK]", "[SEP] [CLS]"]
-    documents = [[f"{line} {letter}" for line in lines] for letter in "abcdefgh"]
-    data = run(write(tmp_path / "a.txt", documents), tokenizer, tmp_path / "data", eval_fraction=0.0, allow_unk=1.0)
-    arrays = data.instances("train", np.arange(data.size("train")))
-    special = {tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id}
-    assert not special & set(arrays["input_ids"][arrays["maskable"]].tolist())
-    assert (arrays["input_ids"] == tokenizer.sep_id).sum(axis=1).tolist() == [2] * data.size("train")
-    assert not data.token_counts()[list(special)].any()
-
-
-def test_one_document(tokenizer, tmp_path):
-    data = run(write(tmp_path / "a.txt", numbered(1, sentences=40)), tokenizer, tmp_path / "data", eval_fraction=0.0)
-    assert data.size("train") > 2
-    assert data.size("eval") == 0
 
 
 def test_text_without_a_token_is_dropped(tokenizer, tmp_path):
@@ -333,8 +217,3 @@ def test_all_held_out(tokenizer, tmp_path):
 def test_bad_options(options):
     with pytest.raises(InputError, match=next(iter(options))):
         PrepareOptions(**options)
-
-
-def test_no_workers(corpus_file, tokenizer, tmp_path):
-    with pytest.raises(InputError, match="workers"):
-        run(corpus_file, tokenizer, tmp_path / "data", workers=0)

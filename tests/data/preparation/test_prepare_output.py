@@ -96,13 +96,6 @@ def test_a_dataset_written_meanwhile_is_kept(whole, corpus_file, tokenizer, tmp_
     assert files(tmp_path / "data") == files(whole)
 
 
-def test_scratch_elsewhere(whole, corpus_file, tokenizer, tmp_path):
-    options = PrepareOptions(**SMALL, **AS_WHOLE)
-    prepare([str(corpus_file)], tokenizer, str(tmp_path / "data"), options, scratch=str(tmp_path / "scratch"))
-    assert files(tmp_path / "data") == files(whole)
-    assert not list((tmp_path / "scratch").iterdir())
-
-
 @pytest.mark.parametrize(("level", "logged"), [(logging.WARNING, ["a", "b"]), (logging.ERROR, [])])
 def test_workers_log_as_the_command_does(level, logged, caplog, capfd):
     with caplog.at_level(level, "bert_jax"):

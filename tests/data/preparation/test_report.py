@@ -1,7 +1,6 @@
 """The report of `prepare`: what was read, dropped and used, and warnings about the corpus."""
 
 import gzip
-import json
 import logging
 import re
 
@@ -61,24 +60,6 @@ def test_paragraphs_that_are_taken_for_documents(paragraphs, sentences, options,
     with caplog.at_level(logging.WARNING):
         run(paths, tokenizer, tmp_path / "data", **options)
     assert hints(caplog) == expected
-
-
-def test_json_lines_say_their_documents(tokenizer, tmp_path, caplog):
-    for name, text, expected in (("short", "\n".join(SENTENCES), []), ("lone", SENTENCES[0], [RANDOM])):
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(json.dumps({"text": line}) + "\n" for line in numbered(text, 300)))
-        caplog.clear()
-        with caplog.at_level(logging.WARNING):
-            run(path, tokenizer, tmp_path / f"data-{name}")
-        assert hints(caplog) == expected
-
-
-@pytest.mark.parametrize("rule", ["paper", "reference"])
-def test_nothing_is_said_of_a_corpus_of_documents(rule, tokenizer, tmp_path, caplog):
-    (tmp_path / "a.txt").write_text(helpers.make_corpus(documents=300))
-    with caplog.at_level(logging.WARNING):
-        run(tmp_path / "a.txt", tokenizer, tmp_path / "data", random_next=rule)
-    assert not hints(caplog)
 
 
 @pytest.mark.parametrize(
@@ -227,16 +208,3 @@ def lines_of(data: PreparedDataset, split: str) -> list[str]:
     rows = data.instances(split, np.arange(data.size(split)))
     texts = [data.tokenizer.decode(ids[real]) for ids, real in zip(rows["input_ids"], rows["maskable"], strict=True)]
     return re.findall(r"(?:\w ){4}the ship \. the owl \.", " ".join(texts))
-
-
-def test_two_lines_are_held_out_at_least(tokenizer, tmp_path):
-    (tmp_path / "a.txt").write_text("\n".join(sentences(50)))
-    data = run(tmp_path / "a.txt", tokenizer, tmp_path / "data", pairs="none", eval_fraction=1e-9)
-    assert data.info.splits["eval"].sentences == 2
-    assert data.info.splits["train"].sentences == 48
-
-
-def test_a_large_eval_split_is_named(tokenizer, tmp_path, caplog):
-    (tmp_path / "a.txt").write_text("\n\n".join("\n".join(numbered("the ship .", 20 + n)) for n in range(5)))
-    run(tmp_path / "a.txt", tokenizer, tmp_path / "data", eval_fraction=0.01, allow_unk=1)
-    assert "--eval_fraction" in hints(caplog)

@@ -1,7 +1,6 @@
 """Corpora without documents: instances of one segment without loss of text, and without next sentences."""
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from bert_jax.data.loading.loader import TrainLoader, TrainRows
 from bert_jax.data.loading.masking import Masking
 from bert_jax.data.preparation.instances import make_rng, make_singles
 from bert_jax.errors import InputError
-from bert_jax.training.pretrain import pretrain
 
 
 def document_of(*lengths, start=0):
@@ -46,16 +44,6 @@ def test_nothing_is_lost():
             assert all(0 < stop - start <= 10 for start, stop in found)
     lengths = {stop - start for found in spans(documents, short_seq_prob=1.0) for start, stop in found}
     assert min(lengths) < 4
-
-
-@pytest.mark.parametrize("sentence", [2, 100_000])
-def test_short_targets_are_a_share_of_the_sequences_of_a_document(sentence):
-    """A corpus may be one document."""
-    for seed in range(20):
-        document = document_of(*[sentence] * (100_000 // sentence))
-        [found] = make_singles([document], seq_len=42, short_seq_prob=0.1, rng=make_rng(seed))
-        short = sum(instance.a_stop - instance.a_start < 38 for instance in found) / len(found)
-        assert 0.05 < short < 0.2
 
 
 @pytest.fixture(scope="module")
@@ -93,26 +81,3 @@ def test_pretraining_wants_no_nsp(singles_dir):
     with pytest.raises(InputError, match=r"objective\.nsp=False"):
         helpers.open_phases(helpers.small_config(singles_dir))
     helpers.open_phases(helpers.small_config(singles_dir, objective__nsp=False, data__packing=True))
-
-
-@pytest.mark.long
-def test_pretraining_without_nsp_packed(singles_dir, tmp_path):
-    config = helpers.small_config(
-        singles_dir, objective__nsp=False, data__packing=True, eval_every_steps=0, total_steps=1,
-        optimizer__warmup_steps=0, model__num_hidden_layers=1,
-    )  # fmt: skip
-    pretrain(config, str(tmp_path / "run"))
-
-
-def test_on_the_command_line(vocabulary_file, tmp_path):
-    (tmp_path / "tweets.jsonl").write_text('{"text": "the ship sees the moon ."}\n' * 30 + '{"text": "an owl"}\n')
-    arguments = ("--vocab", vocabulary_file, "--seq_len", 32, "--pairs", "none", "--eval_fraction", 0)
-    done = helpers.run_cli("prepare", "--input", tmp_path / "tweets.jsonl", "--output", tmp_path / "data", *arguments)
-    assert done.returncode == 0, done.stderr
-    assert PreparedDataset(str(tmp_path / "data")).size("train") == 31  # a document each
-
-
-def test_a_phase_does_not_leave_the_objective_open(dataset_dir: Path):
-    phases = ({"steps": 2}, {"steps": 2, "objective.nsp": "auto"})
-    with pytest.raises(InputError, match=r"phases\.1\.objective\.nsp=auto"):
-        helpers.open_phases(helpers.small_config(dataset_dir, phases=phases, total_steps=4))
