@@ -69,7 +69,7 @@ $(BIN)/python:
 	  { echo "PYTHON=$(PYTHON): expected Python 3.11 or later; use make PYTHON=python3.12 ..."; exit 2; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(VENV)/.installed: $(BIN)/python setup.py bert_jax/supported_versions.py bert_jax/version.py
+$(VENV)/.installed: $(BIN)/python setup.py requirements.txt bert_jax/version.py
 	@echo "installing bert_jax and its dependencies into $(VENV) ..."
 	$(BIN)/python -m pip install --editable .
 	@touch $@

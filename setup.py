@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-SUPPORTED = runpy.run_path(str(HERE / "bert_jax" / "supported_versions.py"))
+REQUIREMENTS = [line for line in (HERE / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
 VERSION = runpy.run_path(str(HERE / "bert_jax" / "version.py"))["__version__"]
 CONFIGS = ["bert_jax.configs", "bert_jax.configs.finetune", "bert_jax.configs.studies"]
 
@@ -37,7 +37,7 @@ setup(
     package_dir={"bert_jax": "bert_jax", "bert_jax.configs": "configs"},
     packages=[*find_packages(include=["bert_jax", "bert_jax.*"]), *CONFIGS],
     package_data={"bert_jax": ["py.typed"]},
-    install_requires=list(SUPPORTED["REQUIREMENTS"]),
+    install_requires=REQUIREMENTS,
     extras_require={
         "gpu": ["jax[cuda13]"],  # in the range of install_requires
         "tpu": ["jax[tpu]"],

@@ -42,9 +42,9 @@ inside() {
   local constraints=()
   if [ "$end" = lowest ]; then
     "$python" - > lowest.txt <<'PYTHON'
-import re, runpy
-for requirement in runpy.run_path("bert_jax/supported_versions.py")["REQUIREMENTS"]:
-    if found := re.fullmatch(r"([\w-]+)(?:\[\w+\])?>=([\d.]+),.*", requirement):
+import re
+for requirement in open("requirements.txt"):
+    if found := re.match(r"([\w-]+)(?:\[\w+\])?>=([\d.]+),", requirement):
         print("==".join(found.groups()))
 PYTHON
     constraints=(--constraint lowest.txt)

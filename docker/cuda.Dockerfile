@@ -19,10 +19,8 @@ RUN useradd --create-home --uid 1000 bert && install --directory --owner=bert --
 # Dependencies first: this layer is rebuilt only if a supported version or a constraint changes.
 WORKDIR /opt/bert_jax
 COPY constraints/py313.txt constraints/
-COPY bert_jax/supported_versions.py bert_jax/
-RUN python -c "import runpy; print(*runpy.run_path('bert_jax/supported_versions.py')['REQUIREMENTS'], sep='\n')" \
-      > requirements.txt \
- && pip install --no-cache-dir --constraint constraints/py313.txt --requirement requirements.txt 'gcsfs>=2024.6' 'jax[cuda13]'
+COPY requirements.txt ./
+RUN pip install --no-cache-dir --constraint constraints/py313.txt --requirement requirements.txt 'gcsfs>=2024.6' 'jax[cuda13]'
 
 COPY setup.py pyproject.toml README.md LICENSE ./
 COPY configs configs

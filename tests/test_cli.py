@@ -421,7 +421,7 @@ def test_options_have_the_defaults_of_their_dataclass(monkeypatch: pytest.Monkey
 def test_words_that_are_not_options_of_the_command():
     chosen = cli.parse(["prepare", "--input", "a", "--vocab", "b", "--output", "c", "--", "--temp_location=d", "-e"])
     assert chosen.beam_options == ["--temp_location=d", "-e"]
-    overrides = cli.parse(["pretrain", "--config.seed", "-1", "--config=a", "--workdir=b", "--config.data.path=c=d"])
+    overrides = cli.parse(["pretrain", "--config.seed=-1", "--config=a", "--workdir=b", "--config.data.path=c=d"])
     assert overrides.overrides == [("seed", "-1"), ("data.path", "c=d")]
     assert cli.parse(["features", "--checkpoint=a", "--input=b", "--output=c", "--layers", "-1,-2"]).layers == "-1,-2"
     assert cli.parse(["export", "--checkpoint=a", "--output=b", "--format=hf"]).output == "b"

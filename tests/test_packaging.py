@@ -21,7 +21,7 @@ import bert_jax
 REPOSITORY = helpers.REPOSITORY
 SHIPPED = {  # by the source distribution, at the top level
     "CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "PKG-INFO", "README.md", "bert_jax", "bert_jax.egg-info",
-    "configs", "constraints", "pyproject.toml", "setup.cfg", "setup.py",
+    "configs", "constraints", "pyproject.toml", "requirements.txt", "setup.cfg", "setup.py",
 }  # fmt: skip
 MAX_BYTES = 2 << 20
 

@@ -22,7 +22,6 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "config": {"config_listing", "files"},
     "config_listing": set(),
     "configs": {"config"},
-    "supported_versions": set(),
     "files": set(),
     "model": set(),
     "text": {"files"},
@@ -48,7 +47,7 @@ ALLOWED = {  # a package or module of bert_jax: what of bert_jax it may import b
     "cli": {"command_line", "commands", "runtime"},
     "__init__": {
         "ahead_of_time", "command_line", "commands", "config", "data", "finetuning", "inference",
-        "supported_versions", "text", "training",
+        "text", "training",
     },
 }  # fmt: skip
 MODEL_LIBRARIES = {"jax", "flax", "bert_jax"}

@@ -125,7 +125,7 @@ def _flags(kind: Any) -> dict[str, Any]:
 def parse(words: Sequence[str]) -> argparse.Namespace:
     """Returns the options of a command, with its name as `command`, and `overrides` and `beam_options`.
 
-    `overrides` are (key, text) pairs of the config, from `--config.KEY=VALUE` or `--config.KEY VALUE`. `beam_options`
+    `overrides` are (key, text) pairs of the config, from `--config.KEY=VALUE`. `beam_options`
     are the words after `--` of `prepare`.
 
     Raises SystemExit, with the reason in one line on stderr, for an argument that the command does not accept.
@@ -139,14 +139,11 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     sub = parsers[name]
     end = words.index("--") if "--" in words else len(words)
     accepted, overrides = [name], []
-    rest = iter(words[1:end])
-    for word in rest:
+    for word in words[1:end]:
         option, equals, value = word.partition("=")
         if option.startswith("--config.") and sub.config:
             if not equals:
-                value = next(rest, "")
-                if not value or value.startswith("--"):
-                    sub.error(f"{option}: expected a value; use {option}=VALUE")
+                sub.error(f"{option}: expected {option}=VALUE")
             overrides.append((option.removeprefix("--config."), value))
         elif accepted[-1] in sub.options and re.match(r"-\d", word):
             accepted[-1] += f"={word}"  # argparse takes `-1,-2` for an option, and not for a value

@@ -241,7 +241,7 @@ def _read(
     if is_tensorflow:
         stated = read_settings(folder).get("do_lower_case") if lowercase is None else lowercase
         tokenizer = read_vocab_file(folder / VOCABULARY, stated)
-        weights = tensorflow_checkpoints.open_variables(file.with_suffix(""), config)
+        weights = tensorflow_checkpoints.open_variables(file.with_suffix(""))
     else:
         tokenizer = open_folder(folder, lowercase=lowercase)
         weights = _by_canonical_name(file, open_weights(file))

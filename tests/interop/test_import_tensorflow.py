@@ -1,4 +1,4 @@
-"""TensorFlow checkpoints of TF1 and TF2, read: the numbers of `transformers`' torch BERT with the same weights."""
+"""TensorFlow checkpoints, read: the numbers of `transformers`' torch BERT with the same weights."""
 
 import json
 import sys
@@ -18,15 +18,12 @@ from bert_jax import cli
 from bert_jax.errors import InputError, install_hint
 from bert_jax.interop import tensorflow_checkpoints
 from bert_jax.interop.importing import import_checkpoint
-from bert_jax.interop.tensorflow_checkpoints import VALUE
 from bert_jax.model.bert import HEADS
 from bert_jax.training.checkpoints import Checkpoint
 
 TEXTS = ["the ship sees the [MASK] .", "a little storm near the harbour .", "the old clock"]
 PAIRS = ["the moon hears a ghost .", "star .", "the old clock and the baker of the market ."]
 LAYERS, SIZE, HEAD_COUNT = sources.SIZES["num_hidden_layers"], sources.SIZES["hidden_size"], 3
-
-COUNTERS = ("save_counter", "optimizer/learning_rate")
 
 Arrays = dict[str, np.ndarray]
 Save = Callable[[Path, Arrays], None]
@@ -77,7 +74,7 @@ def weights(model) -> Arrays:
     return {name: np.ascontiguousarray(value.detach().numpy()) for name, value in model.named_parameters()}
 
 
-def as_tf1(model) -> Arrays:
+def as_tensorflow(model) -> Arrays:
     """Returns variables as google-research/bert names them, with the slots of its optimizer."""
     arrays: Arrays = {}
     for name, value in weights(model).items():
@@ -93,69 +90,6 @@ def as_tf1(model) -> Arrays:
         arrays[path.replace("/weight", "/kernel")] = np.ascontiguousarray(value.T) if is_kernel else value
     slots = {f"{name}/adam_{slot}": np.zeros_like(value) for name, value in arrays.items() for slot in "mv"}
     return {**arrays, **slots, "global_step": np.int64(28252)}
-
-
-def tf2_layer(values: Arrays, number: int, output: str) -> Arrays:
-    """Returns the variables of a layer of tensorflow/models, whose attention has an axis for heads."""
-    begin, heads = f"bert.encoder.layer.{number}.", (HEAD_COUNT, SIZE // HEAD_COUNT)
-    arrays: Arrays = {}
-    for name in ("query", "key", "value"):
-        kernel, bias = (values[f"{begin}attention.self.{name}.{part}"] for part in ("weight", "bias"))
-        arrays[f"_attention_layer/_{name}_dense/kernel"] = kernel.T.reshape(SIZE, *heads)
-        arrays[f"_attention_layer/_{name}_dense/bias"] = bias.reshape(heads)
-    arrays[f"{output}/kernel"] = values[f"{begin}attention.output.dense.weight"].T.reshape(*heads, SIZE)
-    arrays[f"{output}/bias"] = values[f"{begin}attention.output.dense.bias"]
-    for mine, theirs in (("intermediate", "_intermediate_dense"), ("output", "_output_dense")):
-        arrays[f"{theirs}/kernel"] = values[f"{begin}{mine}.dense.weight"].T
-        arrays[f"{theirs}/bias"] = values[f"{begin}{mine}.dense.bias"]
-    for mine, theirs in (("attention.output", "_attention_layer_norm"), ("output", "_output_layer_norm")):
-        arrays[f"{theirs}/gamma"] = values[f"{begin}{mine}.LayerNorm.weight"]
-        arrays[f"{theirs}/beta"] = values[f"{begin}{mine}.LayerNorm.bias"]
-    return arrays
-
-
-def as_tf2(model, kind: str) -> Arrays:
-    """Returns variables as tensorflow/models names them: `keras` of 2020, `pretrainer` of 2022, or its `training`."""
-    values = weights(model)
-    prefix = {"keras": "model/", "pretrainer": "encoder/", "training": "model/encoder_network/"}[kind]
-    output = "_attention_output_dense" if kind == "keras" else "_attention_layer/_output_dense"
-    functional = kind != "training"
-    embeddings = [f"layer_with_weights-{number}" for number in range(4)]
-    if not functional:
-        embeddings = [f"_{name}_layer" for name in ("embedding", "position_embedding", "type_embedding")]
-        embeddings.append("_embedding_norm_layer")
-    pooler = f"layer_with_weights-{LAYERS + 4}" if functional else "_pooler_layer"
-    arrays: Arrays = {}
-    for place, name in zip(embeddings, ("word", "position", "token_type"), strict=False):
-        arrays[f"{prefix}{place}/embeddings"] = values[f"bert.embeddings.{name}_embeddings.weight"]
-    arrays[f"{prefix}{embeddings[3]}/gamma"] = values["bert.embeddings.LayerNorm.weight"]
-    arrays[f"{prefix}{embeddings[3]}/beta"] = values["bert.embeddings.LayerNorm.bias"]
-    for number in range(LAYERS):
-        place = f"layer_with_weights-{number + 4}" if functional else f"_transformer_layers/{number}"
-        arrays |= {f"{prefix}{place}/{name}": value for name, value in tf2_layer(values, number, output).items()}
-    trained, bias = values["bert.pooler.dense.weight"].T, values["bert.pooler.dense.bias"]
-    is_trained = kind == "keras"  # the others train a pooler in the head of next sentences
-    arrays[f"{prefix}{pooler}/kernel"] = trained if is_trained else np.ones_like(trained)
-    arrays[f"{prefix}{pooler}/bias"] = bias if is_trained else np.ones_like(bias)
-    if kind != "keras":
-        head = "masked_lm" if kind == "pretrainer" else "model/masked_lm"
-        arrays[f"{head}/dense/kernel"] = values["cls.predictions.transform.dense.weight"].T
-        arrays[f"{head}/dense/bias"] = values["cls.predictions.transform.dense.bias"]
-        arrays[f"{head}/layer_norm/gamma"] = values["cls.predictions.transform.LayerNorm.weight"]
-        arrays[f"{head}/layer_norm/beta"] = values["cls.predictions.transform.LayerNorm.bias"]
-        arrays[f"{head}/output_bias.Sbias"] = values["cls.predictions.bias"]
-        if kind == "pretrainer":  # shared, and saved under one of its names
-            arrays[f"{head}/embedding_table"] = arrays.pop(f"{prefix}layer_with_weights-0/embeddings")
-            sentences = {"dense": "next_sentence..pooler_dense", "out_proj": "model/classification_heads/0/out_proj"}
-        else:
-            sentences = {name: f"model/classification_heads/0/{name}" for name in ("dense", "out_proj")}
-        arrays[f"{sentences['dense']}/kernel"], arrays[f"{sentences['dense']}/bias"] = trained, bias
-        arrays[f"{sentences['out_proj']}/kernel"] = values["cls.seq_relationship.weight"].T
-        arrays[f"{sentences['out_proj']}/bias"] = values["cls.seq_relationship.bias"]
-    result = {f"{name}{VALUE}": np.ascontiguousarray(value) for name, value in arrays.items()}
-    slot = next(iter(result)).removesuffix(VALUE) + "/.OPTIMIZER_SLOT/optimizer/m" + VALUE
-    counters = {f"{name}{VALUE}": np.float32(1) for name in COUNTERS}
-    return {**result, slot: np.ones(3, np.float32), **counters}
 
 
 def write_folder(folder: Path, vocabulary: list[str], **config: object) -> Path:
@@ -196,9 +130,9 @@ def assert_parity(checkpoint: Checkpoint, model) -> None:
 
 
 @pytest.mark.parametrize("name", ["bert_model.ckpt", "model.ckpt-28252"])
-def test_tf1_has_the_numbers_of_torch(name: str, save: Save, model, vocabulary: list[str], tmp_path: Path):
+def test_it_has_the_numbers_of_torch(name: str, save: Save, model, vocabulary: list[str], tmp_path: Path):
     folder = write_folder(tmp_path / "uncased_L-2_H-48_A-3", vocabulary)
-    save(folder / name, as_tf1(model))
+    save(folder / name, as_tensorflow(model))
     checkpoint = import_checkpoint(str(folder), str(tmp_path / "imported"))
     assert checkpoint.heads == HEADS
     assert checkpoint.tokenizer.lowercase
@@ -206,19 +140,10 @@ def test_tf1_has_the_numbers_of_torch(name: str, save: Save, model, vocabulary: 
     assert_parity(checkpoint, model)
 
 
-@pytest.mark.parametrize("kind", ["keras", "pretrainer", "training"])
-def test_tf2_has_the_numbers_of_torch(kind: str, save: Save, model, vocabulary: list[str], tmp_path: Path):
-    folder = write_folder(tmp_path / "source", vocabulary)
-    save(folder / "ckpt-1", as_tf2(model, kind))
-    checkpoint = import_checkpoint(str(folder / "ckpt-1"), str(tmp_path / "imported"), lowercase=True)
-    assert checkpoint.heads == (("pooler",) if kind == "keras" else HEADS)
-    assert_parity(checkpoint, model)
-
-
 def test_case_of_a_tensorflow_folder(save: Save, model, vocabulary: list[str], tmp_path: Path):
     """It is what the settings say, or what a vocabulary of these pieces has."""
     folder = write_folder(tmp_path / "source", vocabulary)
-    save(folder / "bert_model.ckpt", as_tf1(model))
+    save(folder / "bert_model.ckpt", as_tensorflow(model))
     assert bert_jax.load(str(folder)).tokenizer.lowercase
     (folder / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     assert not bert_jax.load(str(folder)).tokenizer.lowercase
@@ -227,7 +152,7 @@ def test_case_of_a_tensorflow_folder(save: Save, model, vocabulary: list[str], t
 
 def test_variables_that_do_not_match_are_named(save: Save, model, vocabulary: list[str], tmp_path: Path):
     folder = write_folder(tmp_path / "uncased", vocabulary)
-    query, arrays = "bert/encoder/layer_1/attention/self/query/kernel", as_tf1(model)
+    query, arrays = "bert/encoder/layer_1/attention/self/query/kernel", as_tensorflow(model)
     fine_tuned = {**arrays, "output_weights": np.ones((3, SIZE), np.float32)}
     for variables, message in (
         (fine_tuned, r"unexpected: output_weights \[3, 48\].*--drop"),
@@ -251,7 +176,7 @@ def test_variables_that_do_not_match_are_named(save: Save, model, vocabulary: li
 def test_a_folder_with_several_checkpoints(save: Save, model, vocabulary: list[str], tmp_path: Path):
     folder = write_folder(tmp_path / "uncased", vocabulary)
     for step in (1, 2):
-        save(folder / f"model.ckpt-{step}", as_tf1(model))
+        save(folder / f"model.ckpt-{step}", as_tensorflow(model))
     with pytest.raises(InputError, match=r"several.*model\.ckpt-2"):
         import_checkpoint(str(folder), str(tmp_path / "imported"))
     (folder / "checkpoint").write_text('model_checkpoint_path: "/elsewhere/model.ckpt-2"\n')
@@ -265,7 +190,7 @@ def test_a_folder_with_several_checkpoints(save: Save, model, vocabulary: list[s
 @pytest.mark.parametrize("place", ["", "bert_model.ckpt"])
 def test_a_checkpoint_loads_without_an_import(place: str, save: Save, model, vocabulary: list[str], tmp_path: Path):
     folder = write_folder(tmp_path / "uncased_L-2", vocabulary)
-    save(folder / "bert_model.ckpt", as_tf1(model))
+    save(folder / "bert_model.ckpt", as_tensorflow(model))
     import_checkpoint(str(folder), str(tmp_path / "imported"))
     loaded, imported = bert_jax.load(str(folder / place)), bert_jax.load(str(tmp_path / "imported"))
     for text in TEXTS:
@@ -281,7 +206,7 @@ def test_a_checkpoint_in_a_bucket(place: str, vocabulary: list[str], tmp_path: P
     for path in folder.iterdir():
         store.put(f"uncased_L-2/{path.name}", path.read_bytes())
 
-    def refuse(prefix: epath.Path, _: object) -> None:
+    def refuse(prefix: epath.Path) -> None:
         names = {path.name for path in folder.iterdir()}
         assert {path.name for path in prefix.parent.iterdir()} == names - {"notes"}
         raise InputError(f"{prefix}: read")
