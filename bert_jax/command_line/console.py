@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from bert_jax.progress import Bars, Progress, silent
+from bert_jax.progress import Bars, silent
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def bars(*, quiet: bool = False) -> Bars:
         def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
             super().set_postfix_str(s, refresh=False)
 
-    def make(**options: Any) -> Progress:
+    def make(**options: Any) -> Any:
         is_terminal = sys.stderr.isatty()
         if options.get("total"):
             options["bar_format"] = _BAR if is_terminal else _LINE

@@ -149,50 +149,49 @@ def projected_cross_entropy(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _chunked_cross_entropy(
-    vocab_size: int, hidden: jax.Array, word_embeddings: jax.Array, bias: jax.Array, labels: jax.Array,
-    weights: jax.Array,
-) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-    """Sums `weighted_cross_entropy` over chunks: hidden [N, C, D], labels and weights [N, C]."""
-    words = word_embeddings.astype(hidden.dtype)
-
-    def add_chunk(total: Any, chunk: Any) -> tuple[Any, None]:
-        hidden, labels, weights = chunk
-        logits = VocabularyProjection(hidden, words, bias, vocab_size).logits()
-        return jax.tree.map(jnp.add, total, weighted_cross_entropy(logits, labels, weights)), None
-
-    zeros = vary_like(hidden, (jnp.float32(0), jnp.float32(0)))
-    result: tuple[jax.Array, jax.Array] = jax.lax.scan(add_chunk, zeros, (hidden, labels, weights))[0]
+def _chunked_cross_entropy(vocab_size: int, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sums `weighted_cross_entropy` over chunks: hidden [N, C, D], word embeddings, bias, labels and weights [N, C]."""
+    result: tuple[jax.Array, jax.Array] = _sum_chunks(vocab_size, *arrays, differentiate=False)[0]
     return result
 
 
 def _chunked_cross_entropy_forward(
-    vocab_size: int, hidden: jax.Array, word_embeddings: jax.Array, bias: jax.Array, labels: jax.Array,
-    weights: jax.Array,
-) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:  # fmt: skip
+    vocab_size: int, *arrays: jax.Array
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
     """Computes the gradient of the loss beside it, while a chunk's logits exist: none are recomputed.
 
     The backward pass multiplies it by the scalar gradient of the loss (Hsu et al. 2024, arXiv:2410.10989).
     """
+    return _sum_chunks(vocab_size, *arrays, differentiate=True)
+
+
+def _sum_chunks(
+    vocab_size: int, hidden: jax.Array, word_embeddings: jax.Array, bias: jax.Array, labels: jax.Array,
+    weights: jax.Array, *, differentiate: bool,
+) -> tuple[Any, tuple[jax.Array, ...]]:  # fmt: skip
+    """Returns the sums over chunks and, if it has to `differentiate`, the gradients of the loss by the first three."""
     dtype = hidden.dtype
     words = word_embeddings.astype(dtype)
 
-    def add_chunk(total: Any, chunk: Any) -> tuple[Any, jax.Array]:
+    def add_chunk(total: Any, chunk: Any) -> tuple[Any, jax.Array | None]:
         hidden, labels, weights = chunk
         logits = VocabularyProjection(hidden, words, bias, vocab_size).logits()
         sums = weighted_cross_entropy(logits, labels, weights)
+        if not differentiate:
+            return jax.tree.map(jnp.add, total, (sums, ())), None
         _, softmax_times = jax.vjp(functools.partial(jax.nn.logsumexp, axis=-1), logits)
         is_label = jnp.arange(logits.shape[-1]) == labels[:, None]
         gradient = softmax_times(weights)[0] - jnp.where(is_label, weights[:, None], 0.0)
         product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
         words_gradient = product("nv,nd->vd", gradient.astype(dtype), hidden)
         hidden_gradient = product("nv,vd->nd", gradient.astype(dtype), words)
-        return jax.tree.map(jnp.add, total, (sums, words_gradient, gradient.sum(axis=0))), hidden_gradient.astype(dtype)
+        added = sums, (words_gradient, gradient.sum(axis=0))
+        return jax.tree.map(jnp.add, total, added), hidden_gradient.astype(dtype)
 
-    zeros = (jnp.float32(0), jnp.float32(0)), jnp.zeros_like(word_embeddings), jnp.zeros_like(bias)
-    total, hidden_gradient = jax.lax.scan(add_chunk, vary_like(hidden, zeros), (hidden, labels, weights))
-    sums, words_gradient, bias_gradient = total
-    return sums, (hidden_gradient, words_gradient, bias_gradient)
+    zeros = (jnp.float32(0), jnp.float32(0)), (jnp.zeros_like(word_embeddings), jnp.zeros_like(bias))
+    start = vary_like(hidden, zeros if differentiate else (zeros[0], ()))
+    (sums, gradients), hidden_gradient = jax.lax.scan(add_chunk, start, (hidden, labels, weights))
+    return sums, (hidden_gradient, *gradients)
 
 
 def _chunked_cross_entropy_backward(

@@ -277,7 +277,7 @@ def count_seen(phases: Sequence[Phase], step: int) -> dict[str, int]:
 
 
 def log_data(phase: Phase, start: int) -> None:
-    """Logs the rows of a phase after step `start`, and where it reads its datasets."""
+    """Logs the rows of a phase after step `start`, and warns of predictions and evaluations that it lacks."""
     loader, rows = phase.train_loader, phase.config.global_batch_size
     log.info(
         "Steps %d-%d: %s tokens per step, in %d rows of %d (%.1f%% real) in %d microbatches, %.3g sequences and up to "
@@ -285,12 +285,6 @@ def log_data(phase: Phase, start: int) -> None:
         start + 1, phase.stop, f"{rows * phase.seq_len:,}", rows, phase.seq_len, 100 * loader.real_share,
         phase.config.gradient_accumulation, loader.sequences_a_row, loader.sources[0].predictions,
     )  # fmt: skip
-    for source, row, epochs in zip(loader.sources, loader.next_rows(start), loader.epochs(phase.stop), strict=True):
-        log.info(
-            "Dataset %s: %s examples; step %d starts at row %s of %s in epoch %d; %.3g epochs are read after step %d",
-            source.dataset.folder, f"{source.dataset.size('train'):,}", start + 1, f"{row % source.size + 1:,}",
-            f"{source.size:,}", row // source.size + 1, epochs, phase.stop,
-        )  # fmt: skip
     if (masking := make_masking(phase.config)) is not None:
         most, wanted = masking.predictions(phase.seq_len), prediction_counts(phase.seq_len, masking.mask_rate)
         if most < wanted:

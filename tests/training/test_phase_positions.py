@@ -158,30 +158,6 @@ def test_run_resumes_where_its_second_phase_stopped(begun: Path, dataset_dir: Pa
 # --- Logs -------------------------------------------------------------------------------------------------------
 
 
-def test_log_shows_position_in_each_dataset_and_number_of_predictions(
-    dataset_dir: Path, other_dir: Path, caplog: pytest.LogCaptureFixture
-):
-    caplog.set_level("INFO")
-    both = {"data.path": f"{dataset_dir},{other_dir}"}
-    first, second, third = helpers.open_phases(config_of(dataset_dir, {}, both, PACKED, data__max_predictions=-1))
-    first_loader, second_loader, third_loader = (phase.train_loader for phase in (first, second, third))
-    sizes = [f"{source.size:,}" for source in second_loader.sources]
-    own = second_loader.next_rows(5)
-
-    log_data(second, 5)
-    summary, *datasets = [record.getMessage() for record in caplog.records]
-    assert re.search(r"\b6-8: 1,024 .*\b16 .*\b64 .*\b10 ", summary)
-    assert re.search(rf"{dataset_dir}: .*\b6 .*\b{own[0] + 1} .*\b{sizes[0]} .*\b1[,;]", datasets[0])
-    assert own[0] > first_loader.next_rows(4)[0] == 64
-    assert re.search(rf"{other_dir}: .*\b6 .*\b{own[1] + 1} .*\b{sizes[1]} .*\b1[,;]", datasets[1])
-    assert len(datasets) == 2
-
-    caplog.clear()
-    log_data(third, 8)
-    packed = caplog.records[1].getMessage()
-    assert re.search(rf"\b9 .*\b1 .*\b{third_loader.sources[0].size} .*\b2[,;]", packed)
-
-
 def test_log_warns_of_targets_that_max_predictions_drops(dataset_dir: Path, caplog: pytest.LogCaptureFixture):
     def warned(**overrides: object) -> list[str]:
         caplog.clear()
