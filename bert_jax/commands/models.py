@@ -146,8 +146,6 @@ def features(
 @command
 def export(
     checkpoint: Checkpoint, output: Folder, *, steps: Steps = "", format: Literal["hf", "stablehlo"] = "hf",
-    license: Annotated[str, Option("ID")] = "", language: Sequence[Annotated[str, Option("CODE")]] = (),
-    datasets: Sequence[Annotated[str, Option("NAME")]] = (),
 ) -> Result:  # fmt: skip
     """Writes a checkpoint for Hugging Face transformers and its Hub, or as StableHLO.
 
@@ -158,9 +156,6 @@ def export(
       output: a new folder; with --steps, of a folder per step
       steps: hf: write DIR/stepN for `all` checkpoints of a workdir, or for steps such as 0,1000
       format: of the folder
-      license: hf: license in the model card, such as apache-2.0
-      language: hf: languages in the card, such as en
-      datasets: hf: data sets on the Hub in the card
 
     Examples:
       bert-jax export --checkpoint=runs/base --output=hf
@@ -170,18 +165,17 @@ def export(
     from bert_jax.inference.pretrained import open_model_of
     from bert_jax.interop import huggingface, stablehlo
 
-    metadata = {"language": list(language), "license": license, "datasets": list(datasets)}
-    if format == "stablehlo" and (steps or any(metadata.values())):
-        raise InputError(f"format={format}: has no card and no revisions; remove license, language, datasets and steps")
+    if format == "stablehlo" and steps:
+        raise InputError(f"steps={steps}: format={format} has no revisions; export one WORKDIR/checkpoints/STEP")
     if steps:
-        revisions = huggingface.export_steps(checkpoint, output, steps, metadata)
+        revisions = huggingface.export_steps(checkpoint, output, steps)
         return Result({"output": output, "checkpoint": checkpoint, "steps": revisions})
     opened = open_model_of(checkpoint)
     values = {"output": output, "checkpoint": str(opened.path)}
     if format == "stablehlo":
         stablehlo.export(opened, output)
         return Result(values)
-    return Result({**values, "architecture": huggingface.export(opened, output, metadata)})
+    return Result({**values, "architecture": huggingface.export(opened, output)})
 
 
 @command

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 from etils import epath
 
-from bert_jax.errors import BertJaxError, InputError
+from bert_jax.errors import InputError
 from bert_jax.files.remote import is_remote, is_taken, parse_path, store_errors, store_of
 
 _UPLOADS = 16  # at a time
@@ -116,23 +116,6 @@ def place(source: str | os.PathLike[str], target: epath.Path) -> None:
     """Copies a local file to `target` atomically."""
     with open(source, "rb") as file, whole_file(target) as copy:
         shutil.copyfileobj(file, copy, 1 << 20)
-
-
-def download(
-    source: epath.Path, target: Path, *, size: int | None = None, check: Callable[[Path], None] = lambda path: None
-) -> None:
-    """Downloads a remote file, of `size` bytes, to `target` atomically. `check` validates it before it is renamed.
-
-    Raises as `store_errors` does, BertJaxError for another size, the errors of `check`, and OSError for a full disk.
-    """
-    store, name = store_of(source)
-    partial = target.with_name(f".{target.name}.partial")
-    with store_errors(source):
-        store.get_file(name, os.fspath(partial))
-    if (found := partial.stat().st_size) != (size or found):
-        raise BertJaxError(f"{source}: incomplete download: got {found:,} bytes, expected {size:,} bytes; run it again")
-    check(partial)
-    os.replace(partial, target)
 
 
 def new_folder(output: str) -> epath.Path:

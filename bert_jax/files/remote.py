@@ -116,14 +116,6 @@ def is_taken(folder: epath.Path) -> bool:
         return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
 
 
-def sizes(folder: epath.Path) -> dict[str, int]:
-    """Lists the files directly in a remote folder with their bytes, in one request; {} for a missing folder."""
-    store, name = store_of(folder)
-    with store_errors(folder):
-        files = store.find(name, maxdepth=1, detail=True)
-    return {path.rpartition("/")[2]: int(info["size"]) for path, info in files.items()}
-
-
 def open_to_read(path: str) -> BinaryIO:
     """Opens a file, seekable, for reading bytes. Raises as `store_errors` does."""
     with store_errors(path):

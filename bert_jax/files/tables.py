@@ -164,12 +164,12 @@ def _quoted(lines: Lines, separator: str, utf8: Utf8) -> Iterator[tuple[int, lis
     """Yields rows by `csv`, not by pyarrow's reader.
 
     pyarrow takes a quote that is closed in a later row, or never, for one field: the rows between are merged silently.
-    After a row that is not CSV, the next line begins a row.
+    What is not CSV is the last row, because nobody knows where the next one begins.
     """
-    begin, taken, invalid, is_over = 0, 0, "", False  # of the current row
+    begin, taken, invalid = 0, 0, ""  # of the current row
 
     def decoded() -> Iterator[str]:
-        nonlocal begin, taken, invalid, is_over
+        nonlocal begin, taken, invalid
         for position, line in lines:
             begin, taken = begin if taken else position, taken + 1
             try:
@@ -178,23 +178,15 @@ def _quoted(lines: Lines, separator: str, utf8: Utf8) -> Iterator[tuple[int, lis
                 text = line.decode("utf-8", "replace")
                 invalid = invalid or f"line {taken} of the row is {error}"
             yield text + "\n"
-        is_over = True
 
     csv.field_size_limit(text_files.MAX_LINE_BYTES // 4)  # characters; `csv` holds 4 bytes for each
-    texts = decoded()
-    reader = csv.reader(texts, delimiter=separator, strict=True)
-    while True:
-        taken, invalid = 0, ""
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            fix = 'close its quotes, and write a quote within a field as ""'
-            yield begin, BadRow(f"not a row of CSV ({error}, after {taken} line(s)); {fix}", is_over)
-            reader = csv.reader(texts, delimiter=separator, strict=True)
-            continue
-        if row is None:
-            return
-        yield begin, BadRow(invalid) if invalid else row
+    try:
+        for row in csv.reader(decoded(), delimiter=separator, strict=True):
+            yield begin, BadRow(invalid) if invalid else row
+            taken, invalid = 0, ""
+    except csv.Error as error:
+        fix = 'close its quotes, and write a quote within a field as ""'
+        yield begin, BadRow(f"not CSV ({error}, after {taken} line(s)); {fix}", is_rest=True)
 
 
 # --- Parquet and Arrow -----------------------------------------------------------------------------------------------

@@ -36,22 +36,18 @@ _SETTINGS = (  # keys of the run's config in the card, and beginnings of keys
 )  # fmt: skip
 
 
-def export(checkpoint: Checkpoint, output: str, metadata: Mapping[str, Any] | None = None) -> str:
+def export(checkpoint: Checkpoint, output: str) -> str:
     """Writes `config.json`, `model.safetensors`, the tokenizer's files, a model card and the provenance to `output`.
 
-    `metadata` are facts for the card that the checkpoint does not know: `license`, the Hub's identifier such as
-    `apache-2.0`; `language`, ISO 639-1 codes; and `datasets`, names on the Hub. Returns the name of the class; see
-    `architecture_of`. The folder is written atomically.
+    Returns the name of the class; see `architecture_of`. The folder is written atomically.
 
     Raises InputError if `output` is a file or a folder that is not empty, and as `architecture_of` does.
     """
     folder = new_folder(output)
-    return _export(checkpoint, folder, metadata, folder.name)
+    return _export(checkpoint, folder, folder.name)
 
 
-def export_steps(
-    workdir: str, output: str, steps: str, metadata: Mapping[str, Any] | None = None
-) -> list[dict[str, Any]]:  # fmt: skip
+def export_steps(workdir: str, output: str, steps: str) -> list[dict[str, Any]]:
     """Exports steps of a workdir to `output`/stepN, each as `export` does, named as revisions of models on the Hub are.
 
     Returns `step`, `folder` and `architecture` of each, in ascending order. `steps` is "all", or step numbers such as
@@ -64,15 +60,13 @@ def export_steps(
     return [
         {
             "step": step, "folder": str(target),
-            "architecture": _export(open_checkpoint(workdir, step), target, metadata, folder.name, target.name),
+            "architecture": _export(open_checkpoint(workdir, step), target, folder.name, target.name),
         }
         for step, target in targets.items()
     ]  # fmt: skip
 
 
-def _export(
-    checkpoint: Checkpoint, folder: epath.Path, metadata: Mapping[str, Any] | None, name: str, revision: str = ""
-) -> str:
+def _export(checkpoint: Checkpoint, folder: epath.Path, name: str, revision: str = "") -> str:
     """Writes the folder of `export`, whose model card has the title `name`."""
     log.info("Reading %s and writing %s", checkpoint.path, folder)
     config, tokenizer, task = checkpoint.bert_config, checkpoint.tokenizer, checkpoint.task
@@ -92,7 +86,7 @@ def _export(
         "dtype": "float32", **(task_config(task) if task else {}),
     }  # fmt: skip
     size = sum(value.size for value in weights.values())
-    card = model_card(checkpoint, architecture, name, metadata or {}, parameters=size, revision=revision)
+    card = model_card(checkpoint, architecture, name, parameters=size, revision=revision)
     with whole_folder(folder, last=CONFIG) as partial:  # a remote folder with the config is complete
         tokenizer.save(partial, model_max_length=longest)
         if tokenizer.kind == "wordpiece" and "" not in tokenizer.vocab:  # for BertTokenizer of version 4, and others
@@ -105,21 +99,16 @@ def _export(
     return architecture
 
 
-def model_card(
-    checkpoint: Checkpoint, architecture: str, name: str, metadata: Mapping[str, Any], *, parameters: int,
-    revision: str = "",
-) -> str:  # fmt: skip
+def model_card(checkpoint: Checkpoint, architecture: str, name: str, *, parameters: int, revision: str = "") -> str:
     """Returns the text of the card of a model that is exported as `architecture`.
 
     `name` is its title, `parameters` the number of its parameters, and `revision` the name of a step among others. The
-    card names no data set but those of the metadata: a file in the format of a benchmark may be anyone's.
+    card names no data set: a file in the format of a benchmark may be anyone's.
     """
     config, tokenizer, task = checkpoint.bert_config, checkpoint.tokenizer, checkpoint.task or {}
-    known = {
-        **metadata, "library_name": "transformers", "pipeline_tag": ARCHITECTURES[architecture].pipeline,
-        "tags": ["bert", "jax", "bert_jax"],
-    }  # fmt: skip
-    front = yaml.safe_dump({key: value for key, value in known.items() if value}, sort_keys=False, allow_unicode=True)
+    pipeline = ARCHITECTURES[architecture].pipeline
+    known = {"library_name": "transformers", "pipeline_tag": pipeline, "tags": ["bert", "jax", "bert_jax"]}
+    front = yaml.safe_dump({key: value for key, value in known.items() if value}, sort_keys=False)
     origin = "Fine-tuned" if task else "Pre-trained" if checkpoint.config else "Converted"
     case, accents = "uncased" if tokenizer.lowercase else "cased", "stripped" if tokenizer.strip_accents else "kept"
     place = f'"USER/{name}", revision="{revision}"' if revision else '"FOLDER"'

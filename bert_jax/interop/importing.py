@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -36,7 +35,6 @@ from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer, read_settings, re
 from bert_jax.training.checkpoints import (
     FOLDER,
     Checkpoint,
-    DamagedError,
     check_place,
     open_checkpoint,
     save_parameters,
@@ -137,12 +135,7 @@ def open_tokenizer(location: str) -> Tokenizer:
     if not is_workdir and any(remote.exists(path / name) for name in (FILE, CONFIG, SETTINGS)):
         with _on_this_machine(path, [name for name in _names(path) if name.endswith(_SMALL)]) as folder:
             return open_folder(folder)
-    try:
-        return open_checkpoint(location).tokenizer
-    except DamagedError:
-        raise
-    except InputError as error:
-        raise InputError(f"{error}; or a {FILE}, or a folder with one") from error
+    return open_checkpoint(location).tokenizer
 
 
 def holds_model(location: str) -> bool:
@@ -217,9 +210,11 @@ def _on_this_machine(folder: epath.Path, names: Sequence[str]) -> Iterator[epath
     if not remote.is_remote(folder):
         yield folder
         return
+    store, place = remote.store_of(folder)
     with tempfile.TemporaryDirectory(prefix="bert-jax-") as copy:
-        for name in names:
-            atomic.download(folder / name, Path(copy) / name)
+        with remote.store_errors(folder):
+            for name in names:
+                store.get_file(f"{place}/{name}", f"{copy}/{name}")
         try:
             yield epath.Path(copy)
         except InputError as error:

@@ -232,14 +232,6 @@ def test_a_connection_that_is_silent_is_given_up_and_the_request_repeated(store,
     assert store.count("GET", "folder/a", "alt=media") == 2
 
 
-def test_a_download_that_ends_early_fails(store, tmp_path):
-    store.put("folder/a", b"0123456789")
-    store.cut("GET", "alt=media", name="folder/a", times=100, honest=True)
-    with pytest.raises(BertJaxError, match=r"\b5\b.*\b10 bytes"):
-        atomic.download(FOLDER / "a", tmp_path / "a", size=10)
-    assert not (tmp_path / "a").exists()
-
-
 def test_commands_report_store_errors_in_one_line(store, capsys, tmp_path, vocabulary_file, corpus_file):
     store.put("folder/tokenizer.json", b"x")
     denied = f"{FOLDER}/denied"

@@ -8,7 +8,6 @@ import pytest
 import yaml
 from support import helpers, sources
 
-from bert_jax import cli
 from bert_jax.interop import huggingface
 from bert_jax.interop.architectures import ARCHITECTURES
 from bert_jax.interop.huggingface import model_card
@@ -49,14 +48,6 @@ def test_a_pre_trained_model_with_its_evaluation(workdir: Path, tmp_path: Path):
     assert str(workdir.parent) not in card.content  # no path of this machine
 
 
-def test_license_language_and_datasets_are_those_given(workdir: Path, tmp_path: Path):
-    command = ["export", "--checkpoint", str(workdir), "--output", str(tmp_path / "hf"), "--license", "apache-2.0"]
-    assert cli.main([*command, "--language", "en", "de", "--datasets", "wikimedia/wikipedia"]) == 0
-    card = hub.ModelCard.load(tmp_path / "hf" / "README.md")
-    assert (card.data.license, card.data.language) == ("apache-2.0", ["en", "de"])
-    assert card.data.datasets == ["wikimedia/wikipedia"]
-
-
 def test_the_kind_of_tokenizer_and_its_rules(vocabulary: list[str], tmp_path: Path):
     checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
     sentences = helpers.make_corpus(20).split("\n")
@@ -68,7 +59,7 @@ def test_the_kind_of_tokenizer_and_its_rules(vocabulary: list[str], tmp_path: Pa
     }
     for described, tokenizer in tokenizers.items():
         changed = dataclasses.replace(checkpoint, tokenizer=tokenizer)
-        card = model_card(changed, "BertForPreTraining", "name", {}, parameters=1)
+        card = model_card(changed, "BertForPreTraining", "name", parameters=1)
         assert f"- {tokenizer.vocab_size:,} pieces of {described}\n" in card
 
 
@@ -97,7 +88,7 @@ def test_a_fine_tuned_model_with_its_scores(record: dict, architecture: str, ste
     found = open_checkpoint(str(workdir))
     task = {"size": 2, "max_seq_len": 32, **record}
     checkpoint = dataclasses.replace(found, path=type(found.path)(steps), step=step, task=task)
-    text = model_card(checkpoint, architecture, "mine", {}, parameters=1234)
+    text = model_card(checkpoint, architecture, "mine", parameters=1234)
     assert "1,234" in text
     assert not any(name in text for name in ("nyu-mll", "rajpurkar", "SQuAD", "GLUE"))
     assert hub.ModelCard(text).data.pipeline_tag == ARCHITECTURES[architecture].pipeline
