@@ -122,8 +122,8 @@ def test_help_of_pretrain_lists_its_configs(capsys: pytest.CaptureFixture):
 def test_configs_prints_keys_with_values_and_comments(capsys: pytest.CaptureFixture):
     assert cli.main(["configs", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bert_tiny"].startswith("BERT-Tiny")
-    assert cli.main(["configs", "finetune/glue:sst2", "--config.seed=3"]) == 0
-    assert re.search(r"^seed = 3  # Seeds ", capsys.readouterr().out, re.M)
+    assert cli.main(["configs", "finetune/glue:sst2"]) == 0
+    assert re.search(r"^seed = \d+  # Seeds ", capsys.readouterr().out, re.M)
     assert cli.main(["configs", "studies/table5", "--json"]) == 0
     keys = json.loads(capsys.readouterr().out)["keys"]
     assert keys["pretraining.total_steps"]["value"] == 1_000_000

@@ -47,8 +47,8 @@ _PATHS = ("GLOB", "FILE", "DIR", "DIR|FILE", "DIR|PREFIX", "CHECKPOINT", "FILE|C
 
 COMMANDS: dict[str, Callable[..., Any]] = {}
 """The function of each command."""
-_PYTHON_ALONE = ("stop", "bars", "beam_options", "overrides")
-"""Parameters that are no options: signals and progress, the words after `--`, and `--config.KEY=VALUE`."""
+_PYTHON_ALONE = ("stop", "bars", "beam_options")
+"""Parameters that are no options: signals and progress, and the words after `--`."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -266,8 +266,6 @@ def _add_options(parser: Parser, function: Callable[..., Any], text: str) -> Non
     helps = dict(re.findall(r"^  (\w+): (.+(?:\n    .+)*)", text.partition("\nArgs:\n")[2], re.MULTILINE))
     for name, parameter in inspect.signature(function).parameters.items():
         flags, kind = _flags(kinds[name]), _class(kinds[name])
-        if name == "overrides":
-            parser.config = Section
         if name in _PYTHON_ALONE:
             continue
         if issubclass(kind, CheckedOptions):

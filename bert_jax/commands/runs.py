@@ -1,9 +1,9 @@
 """`check`; `pretrain`, `finetune`, `study` and `compile`, which take a config; `report`, `configs` and `completion`."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from bert_jax import config_listing
 from bert_jax.command_line.arguments import File, Folder, Option, command, complete
@@ -190,10 +190,7 @@ def report(workdir: Sequence[Annotated[str, Option("RUN")]], /, output: File) ->
 
 
 @command
-def configs(
-    config: Annotated[str, Option("NAME|FILE.py[:ARG]")] | None = None, /,
-    overrides: Sequence[tuple[str, Any]] | Mapping[str, Any] = (),
-) -> Result:  # fmt: skip
+def configs(config: Annotated[str, Option("NAME|FILE.py[:ARG]")] | None = None, /) -> Result:
     """Lists the packaged configs, or prints the keys of one with values and comments.
 
     Reads: the packaged configs, or FILE.py
@@ -212,7 +209,7 @@ def configs(
         return Result(found, "\n".join(f"{name:<{width}}  {text}" for name, text in found.items()))
     from bert_jax.config import load_config
 
-    loaded = load_config(config, overrides, kind=config_listing.CONFIG_TYPES[config_listing.kind_of(config)])
+    loaded = load_config(config, kind=config_listing.CONFIG_TYPES[config_listing.kind_of(config)])
     comments = config_listing.key_comments(type(loaded))
     lines = [
         f"{key} = {value!r}" + (f"  # {comments[key]}" if key in comments else "") for key, value in flatten(loaded)

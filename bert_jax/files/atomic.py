@@ -13,7 +13,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,8 +21,6 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.files.remote import is_remote, is_taken, parse_path, store_errors, store_of
-
-_UPLOADS = 16  # at a time
 
 
 def make_folder(folder: epath.Path) -> None:
@@ -146,10 +143,11 @@ def whole_folder(folder: epath.Path, last: str, scratch: str | None = None) -> I
         with tempfile.TemporaryDirectory(prefix="bert-jax-", dir=scratch) as local:
             make_folder(folder)
             yield epath.Path(local)
-            paths = [path for path in sorted(Path(local).iterdir()) if path.name != last]
-            with ThreadPoolExecutor(_UPLOADS) as threads:
-                list(threads.map(lambda path: place(path, folder / path.name), paths))
-            place(Path(local) / last, folder / last)
+            store, target = store_of(folder)
+            names = [path.name for path in Path(local).iterdir() if path.name != last]
+            for group in (names, [last]):
+                with store_errors(folder):
+                    store.put([f"{local}/{name}" for name in group], [f"{target}/{name}" for name in group])
         return
     final = Path(os.path.realpath(folder))  # a symbolic link is kept
     for left in final.parent.glob(f".{glob.escape(final.name)}.partial-*"):

@@ -43,7 +43,7 @@ from bert_jax.training.checkpoints import (
 log = logging.getLogger(__name__)
 
 CONFIG = "config.json"
-_TENSORFLOW_CONFIG, _TENSORFLOW_STATE = "bert_config.json", "checkpoint"
+_TENSORFLOW_CONFIG = "bert_config.json"
 
 _SHARDED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _SINGLE = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")  # ends of the names of single files
@@ -152,8 +152,6 @@ def open_source(location: str, **options: Any) -> ForeignCheckpoint:
     path = remote.parse_path(location)
     log.info("Reading %s", location)
     folder, candidates = _locate(path)
-    if len(candidates) > 1 and candidates[0].endswith(tensorflow_checkpoints.INDEX):
-        candidates = [name for name in _newest(folder) if name in candidates] or candidates
     if not candidates:
         raise InputError(
             f"{path}: no model found; expected a folder with {CONFIG} and {WHOLE}, a file of weights in it, or a "
@@ -187,15 +185,6 @@ def _locate(path: epath.Path) -> tuple[epath.Path, list[str]]:
     usual = ([WHOLE], [_SHARDED[0]], indices, ["pytorch_model.bin"], [_SHARDED[1]])
     groups = (*usual, [name for name in names if name.endswith(_SINGLE)])
     return folder, next((group for group in groups if group and {*group} <= {*names}), [])
-
-
-def _newest(folder: epath.Path) -> list[str]:
-    """Returns the index of the checkpoint that TensorFlow notes as the newest of a folder; [] if it notes none."""
-    path = folder / _TENSORFLOW_STATE
-    noted = re.search(
-        r'^model_checkpoint_path: "(?:.*/)?(.*)"', path.read_text() if path.exists() else "", re.MULTILINE
-    )
-    return [f"{noted[1]}{tensorflow_checkpoints.INDEX}"] if noted else []
 
 
 def _needed(weights: str, names: Sequence[str]) -> list[str]:

@@ -217,7 +217,7 @@ def test_what_is_replaced_is_counted(write, caplog):
 
 def test_half_a_surrogate_pair_never_comes_out_of_json(write):
     path = write("wiki.jsonl", r'{"text": "a\ud800b \ud83d\ude00"}')
-    with pytest.raises(InputError, match=":1: .*--errors replace"):
+    with pytest.raises(InputError, match=r":1: .*--errors replace"):
         list(read(whole(path), CorpusOptions()))
     assert list(read(whole(path), CorpusOptions(errors="replace"))) == ["a\ufffd\ufffd\ufffdb 😀"]
 

@@ -19,8 +19,7 @@ from bert_jax.data.dataset import INFO_FILE, PreparedDataset
 from bert_jax.data.preparation import pipeline, shards, sorted_runs
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.data.preparation.worker_pool import map_tasks
-from bert_jax.errors import BertJaxError, InputError
-from bert_jax.files import atomic
+from bert_jax.errors import InputError
 
 AS_WHOLE = {"bucket_tokens": 4096, "dupe_factor": 2}
 
@@ -163,17 +162,10 @@ def test_a_dataset_in_a_store(whole, corpus_file, tokenizer, store, tmp_path, mo
     """Its record is uploaded last, so that an unfinished one is no dataset."""
     folder = epath.Path("gs://bucket/data")
     options = PrepareOptions(**SMALL, **AS_WHOLE)
-    place = atomic.place
-
-    def fail(source, target):
-        if target.name.startswith("train-00003"):
-            raise BertJaxError("the store failed")
-        place(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(atomic, "place", fail)
-        with pytest.raises(BertJaxError, match="the store failed"):
-            prepare([str(corpus_file)], tokenizer, "gs://bucket/torn", options, scratch=str(tmp_path))
+    store.fail("torn/train-00003", status=403)
+    with pytest.raises(InputError, match="gs://bucket/torn.*Forbidden"):
+        prepare([str(corpus_file)], tokenizer, "gs://bucket/torn", options, scratch=str(tmp_path))
+    store.faults.clear()
     assert "torn/tokenizer.json" in store.names()
     assert f"torn/{INFO_FILE}" not in store.names()
     with pytest.raises(InputError, match="output="):
