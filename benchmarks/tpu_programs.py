@@ -24,8 +24,7 @@ from bert_jax.config_keys import MeshKeys
 from bert_jax.finetuning import run
 from bert_jax.finetuning.forward import run_model
 from bert_jax.inference.features import select_hidden_states
-from bert_jax.inference.pretrained import top_words
-from bert_jax.inference.text_encoder import text_states
+from bert_jax.inference.pretrained import text_states, top_words
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.task_heads import TaskHead
 from bert_jax.parallel.mesh import abstract_batch, batch_mesh_axes, fill_in_accumulation, make_mesh

@@ -29,8 +29,7 @@ with epy.lazy_api_imports(globals()):  # `import bert_jax` does not wait for JAX
     from bert_jax.data.preparation.options import PrepareOptions
     from bert_jax.errors import BertJaxError, InputError
     from bert_jax.finetuning.finetune import finetune
-    from bert_jax.inference.pretrained import Filling, FineTuned, PreTrained, load
-    from bert_jax.inference.text_encoder import Encoded
+    from bert_jax.inference.pretrained import Encoded, Filling, FineTuned, PreTrained, load
     from bert_jax.text.vocabulary_options import VocabularyOptions
     from bert_jax.training.pretrain import Training, pretrain
 

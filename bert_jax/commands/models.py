@@ -90,10 +90,10 @@ def fill_mask(text: Sequence[str], /, checkpoint: Checkpoint, *, top: int = 5) -
     Examples:
       bert-jax fill-mask --checkpoint=runs/base 'Paris is the [MASK] of France.'
     """
-    from bert_jax.inference import pretrained, text_encoder
+    from bert_jax.inference import pretrained
 
     for one in text:
-        text_encoder.check_text(one)
+        pretrained.check_text(one)
     model = pretrained.load(checkpoint)
     for one in text:
         pretrained.check_mask(one, model.tokenizer)

@@ -110,10 +110,9 @@ def finetune(
         --config.task.train=train.csv --config.task.dev=dev.csv
     """
     from bert_jax.finetuning import finetune as training
-    from bert_jax.finetuning.results import unscored
 
     config = with_values(config, {"data.strict": True} if strict else {})
-    return Result(training.finetune(config, workdir, stop=stop, bars=bars) or unscored(workdir))
+    return Result(training.finetune(config, workdir, stop=stop, bars=bars))
 
 
 @command

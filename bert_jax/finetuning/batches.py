@@ -6,7 +6,7 @@ of similar length into one batch.
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,13 +78,6 @@ class EncodedExamples:
         for row, index in enumerate(chosen.tolist()):
             token_labels[row, : len(self.labels[index])] = self.labels[index]
         return token_labels
-
-
-def in_order(examples: EncodedExamples, batch_size: int) -> Iterator[np.ndarray]:
-    """Yields all examples once, sorted by length: int64 [n], n = `batch_size` or, in the last batch, fewer."""
-    order = np.argsort(examples.lengths(), kind="stable")
-    for start in range(0, len(order), batch_size):
-        yield order[start : start + batch_size]
 
 
 def epoch_of_batches(

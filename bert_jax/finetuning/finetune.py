@@ -22,14 +22,13 @@ from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.files.atomic import read_json, write_json
-from bert_jax.finetuning.checks import check_config, check_same_run
 from bert_jax.finetuning.results import RESULT_FILE, read_result
-from bert_jax.finetuning.run import finetune_once
+from bert_jax.finetuning.run import check_config, check_same_run, finetune_once
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.interpreter import StopSignal
 from bert_jax.runtime.processes import is_first
-from bert_jax.sections import check_kind, flatten, with_values
+from bert_jax.sections import check_kind, with_values
 from bert_jax.tracking.trackers import Tracker
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.run import CONFIG_FILE, workdir_path
@@ -53,11 +52,8 @@ def is_search(config: FinetuneConfig) -> bool:
 def planned_runs(config: FinetuneConfig) -> dict[tuple[float, int], FinetuneConfig]:
     """Returns the config of each trial of a search, by learning rate and seed.
 
-    Raises InputError for an invalid or duplicate rate or seed, and as `check_config` does.
+    Raises InputError for an invalid rate or seed, and as `check_config` does.
     """
-    for name, values in flatten(config.search):
-        if len(set(values)) < len(values):
-            raise InputError(f"search.{name}={values}: duplicate value; list each value once")
     rates = config.search.learning_rates or (config.optimizer.learning_rate,)
     no_search = {"search.learning_rates": (), "search.seeds": ()}
     runs = {

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 from bert_jax.batch import Batch, map_arrays
 from bert_jax.config_keys import MeshKeys
 from bert_jax.errors import InputError
-from bert_jax.finetuning.batches import EncodedExamples, in_order
+from bert_jax.finetuning.batches import EncodedExamples
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.parallel.mesh import batch_mesh_axes, make_mesh, put_batch, rows_here
@@ -87,21 +87,21 @@ class Predictor:
         return min(self.batch_size, -(-few // self.mesh.size) * self.mesh.size)
 
     def outputs(
-        self, parameters: Parameters, examples: EncodedExamples, on_batch: Callable[[], Any] = lambda: None,
-        *, in_full_batches: bool = False,
-    ) -> list[np.ndarray]:  # fmt: skip
+        self, parameters: Parameters, examples: EncodedExamples, on_batch: Callable[[], Any] = lambda: None
+    ) -> list[np.ndarray]:
         """Returns the outputs [...] of each example, [group] for `group` sequences, or [T, ...] for T tokens.
 
-        Few examples are computed in a smaller batch, unless `in_full_batches`, as for the last part of a large file.
-        Raises InputError for a pair that the model has no second segment for.
+        Few examples are computed in a smaller batch. Raises InputError for a pair that the model has no second segment
+        for.
         """
         check_segments(self.segments, examples.sequences)
         outputs: list[Any] = [None] * len(examples)
         lengths, group = examples.lengths(), examples.group
-        size = self.batch_size if in_full_batches else self._size_for(examples)
+        size = self._size_for(examples)
         rows = size * group
         here = rows_here(self.mesh, rows)
-        for chosen in in_order(examples, size):
+        by_length = np.argsort(lengths, kind="stable")
+        for chosen in (by_length[start : start + size] for start in range(0, len(by_length), size)):
             seq_len = padded_length(int(lengths[chosen].max()), self.max_seq_len, self.lengths)
             batch = examples.batch(chosen, seq_len, size, self.tokenizer, last_position=self.last_position)
             batch.pop("labels", None)
@@ -126,11 +126,9 @@ class LoadedModel:
     parameters: Parameters
     predictor: Predictor
 
-    def outputs(
-        self, examples: EncodedExamples, on_batch: Callable[[], Any] = lambda: None, *, in_full_batches: bool = False
-    ) -> list[np.ndarray]:
+    def outputs(self, examples: EncodedExamples, on_batch: Callable[[], Any] = lambda: None) -> list[np.ndarray]:
         """Returns the outputs of each example; see `Predictor.outputs`."""
-        return self.predictor.outputs(self.parameters, examples, on_batch, in_full_batches=in_full_batches)
+        return self.predictor.outputs(self.parameters, examples, on_batch)
 
 
 def load_model(

@@ -13,11 +13,9 @@ import numpy as np
 from etils import epath
 from numpy.typing import ArrayLike
 
-from bert_jax.files import remote
 from bert_jax.files.atomic import read_json, write_json
 from bert_jax.finetuning.task import Split, Task
 from bert_jax.tracking.metrics import finite_json
-from bert_jax.training.checkpoints import newest_step
 
 RESULT_FILE = "result.json"
 RESULT_VERSION = 1
@@ -160,31 +158,20 @@ class BestStep:
 # --- Results ----------------------------------------------------------------------------------------------------------
 
 
-def unscored(workdir: str) -> dict[str, Any]:
-    """Returns the outcome of a finished run without scores, as JSON: `checkpoint`, `step`, reason in `not_scored`."""
-    newest = newest_step(remote.absolute(workdir))
-    assert newest is not None
-    return {
-        "checkpoint": str(newest), "step": int(newest.name), "scores": {},
-        "not_scored": "no split has labels; task.dev names a file with labels",
-    }  # fmt: skip
-
-
 def describe_result(
     task: Task, splits: Sequence[Split], step: int, scores: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
     """Returns the contents of `result.json`.
 
     Keys: `format_version`, `task`, `main_metric`, `step`, `scores` by split, and `rows`: for each scored split the
-    numbers `scored` and `left_out` (skipped). If `f1` is that of one of two labels, also `positive_label`.
+    numbers `scored` and `left_out` (skipped).
     """
     rows = {
         split.name: {"scored": len(split.examples), "left_out": split.left_out}
         for split in splits if split.name in scores
     }  # fmt: skip
-    positive = {} if task.positive is None else {"positive_label": task.positive}
     return {
-        "format_version": RESULT_VERSION, "task": task.name, "main_metric": task.main_metric, **positive, "step": step,
+        "format_version": RESULT_VERSION, "task": task.name, "main_metric": task.main_metric, "step": step,
         "scores": dict(scores), "rows": rows,
     }  # fmt: skip
 

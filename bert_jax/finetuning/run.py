@@ -3,6 +3,7 @@
 The step, its sharding, checkpoints, resuming and metrics are those of pre-training.
 """
 
+import dataclasses
 import functools
 import logging
 import shlex
@@ -13,13 +14,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from jax.sharding import Mesh
 
 from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
-from bert_jax.files import atomic
+from bert_jax.files import atomic, provenance, remote
+from bert_jax.files.atomic import read_json
 from bert_jax.finetuning.batches import BatchOrder, work_of_steps
-from bert_jax.finetuning.checks import check_best, check_config, check_head, claim, model_of
 from bert_jax.finetuning.forward import Predictor, check_segments
 from bert_jax.finetuning.losses import balanced_weights, task_objective
 from bert_jax.finetuning.results import (
@@ -30,24 +32,24 @@ from bert_jax.finetuning.results import (
     write_result,
 )
 from bert_jax.finetuning.task import Split, Task
-from bert_jax.finetuning.tasks.kinds import read_task
+from bert_jax.finetuning.tasks.kinds import KINDS, read_task
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import Parameters
-from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.model.task_heads import BertForTask, TaskHead, layers_needed
 from bert_jax.parallel.mesh import check_divisibility
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.interpreter import StopSignal
 from bert_jax.runtime.processes import is_first
-from bert_jax.sections import to_dict
+from bert_jax.sections import from_mapping, to_dict
 from bert_jax.tracking.throughput import Throughput, finetuning_flops
 from bert_jax.tracking.trackers import Tracker
 from bert_jax.training.checkpointer import Checkpointer
-from bert_jax.training.checkpoints import FOLDER, Checkpoint, open_checkpoint
-from bert_jax.training.checks import check_attention
+from bert_jax.training.checkpoints import FOLDER, Checkpoint, newest_intact, open_checkpoint
+from bert_jax.training.checks import check_attention, check_environment
 from bert_jax.training.initialization import initialize_from
 from bert_jax.training.loop import Evaluate, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.training.run import Run, begin_run, log_result
+from bert_jax.training.run import Run, begin_run, check_same_config, log_result
 from bert_jax.training.train_step import (
     StateSpec,
     TrainState,
@@ -329,3 +331,90 @@ def _finish(
     if is_first():
         write_result(run.folder / RESULT_FILE, {**describe_result(setup.task, setup.splits, step, result), **best})
     return result
+
+
+# --- Checks, before any work -------------------------------------------------------------------------------------
+
+
+def check_config(config: FinetuneConfig) -> None:
+    """Raises InputError, with the key, for a value out of range."""
+    check_environment(config)
+    if config.task.kind not in KINDS:
+        raise InputError(f"task.kind={config.task.kind}: must be one of {', '.join(KINDS)}")
+    if config.early_stopping.patience and not config.keep_best:
+        raise InputError(f"early_stopping.patience={config.early_stopping.patience}: requires keep_best=True")
+    if not config.init:
+        raise InputError("init=: expected the checkpoint to start from, such as init=runs/base")
+
+
+def check_best(config: FinetuneConfig, splits: Sequence[Split]) -> None:
+    """Raises InputError if the best epoch cannot be chosen: no split but a test split has labels."""
+    first = next((split.name for split in splits if split.is_labelled), None)
+    if config.keep_best and (first is None or first.startswith("test")):
+        raise InputError(f"keep_best=True: requires labels to compare epochs, found {first or 'none'}; set task.dev")
+
+
+def model_of(config: FinetuneConfig, encoder: BertConfig) -> BertConfig:
+    """Returns the encoder with the config's dropout. InputError if it has too few positions or layers."""
+    model = dataclasses.replace(encoder, **to_dict(config.model))
+    if config.task.max_seq_len > model.max_position_embeddings:
+        raise InputError(
+            f"task.max_seq_len={config.task.max_seq_len}: the encoder reads at most {model.max_position_embeddings} "
+            "tokens; lower it"
+        )
+    features = config.head.features
+    if features and layers_needed(features) > model.num_hidden_layers:
+        raise InputError(
+            f"head.features={features}: requires at least {layers_needed(features)} layers, the encoder has "
+            f"{model.num_hidden_layers}; use embeddings, last or sum_all"
+        )
+    return model
+
+
+def check_head(head: TaskHead, mesh: Mesh) -> None:
+    """Raises InputError for a head that the task or the mesh does not support."""
+    if head.features == "embeddings" and not head.bilstm and not head.per_token:
+        raise InputError(
+            "head.features=embeddings: without a BiLSTM the head reads only the embedding of [CLS], which does not "
+            "depend on the text; set head.bilstm"
+        )
+    if 2 * head.bilstm % mesh.shape["fsdp"]:
+        raise InputError(
+            f"head.bilstm={head.bilstm}: 2 * head.bilstm is not divisible by mesh.fsdp={mesh.shape['fsdp']}"
+        )
+
+
+# Keys that may change when a run resumes; init and data.path if parameters and examples are the same there.
+CHANGEABLE = (
+    "log_every_steps", "eval_batch_size", "max_nonfinite_steps", "gradient_accumulation", "mesh.", "attention",
+    "remat", "gradient_reduce_dtype", "scan_layers", "checkpoint.", "profile.", "tracking.", "stall_", "data.path",
+    "init", "compilation_cache",
+)  # fmt: skip
+
+
+def claim(folder: epath.Path, config: FinetuneConfig, encoder: Checkpoint, dataset_hash: str) -> Checkpoint | None:
+    """Returns the newest checkpoint of a workdir, None for a new one. InputError if it holds another run."""
+    before = newest_intact(folder)
+    if before is None:
+        return None
+    if before.task is None:
+        raise InputError(f"workdir={folder}: holds a pre-training run; choose another folder")
+    check_same_run(folder, before.config, config, encoder)
+    if before.dataset_hashes != (dataset_hash,):
+        raise InputError(
+            f"workdir={folder}: its run was trained on other examples than those of data.path={config.data.path}; "
+            "choose another folder"
+        )
+    return before
+
+
+def check_same_run(folder: epath.Path, before: Mapping[str, Any], config: FinetuneConfig, encoder: Checkpoint) -> None:
+    """Raises InputError if the run in a folder had another config, or started from other parameters than `encoder`."""
+    check_same_config(folder, from_mapping(FinetuneConfig, before), config, CHANGEABLE)
+    path = folder / provenance.FILE
+    starts = read_json(path)["runs"] if remote.exists(path) else []
+    if starts and starts[0]["inputs"]["init"]["digest"] != encoder.reference()["digest"]:
+        raise InputError(
+            f"workdir={folder}: its run started from other parameters than init={config.init} has now; set init to "
+            "one step, WORKDIR/checkpoints/STEP, or choose another folder"
+        )

@@ -200,11 +200,6 @@ class Task(abc.ABC):
         """The labels by class number, of texts or tokens; empty if the task has none."""
         return ()
 
-    @property
-    def positive(self) -> str | None:
-        """The label that `f1` is of; None for any other task."""
-        return None
-
     # --- Files --------------------------------------------------------------------------------------------------------
 
     @property

@@ -36,8 +36,7 @@ from bert_jax.files import atomic, remote
 from bert_jax.files.text_files import Utf8, decode_line, lines_from, named_format, text_format
 from bert_jax.finetuning.batches import EncodedExamples
 from bert_jax.finetuning.forward import Forward, check_segments, load_model
-from bert_jax.inference.pretrained import open_model_of
-from bert_jax.inference.text_encoder import check_pool, pool_hidden_states
+from bert_jax.inference.pretrained import check_pool, open_model_of, pool_hidden_states
 from bert_jax.model import BertForPreTraining
 from bert_jax.progress import Bars, silent
 from bert_jax.text.sequences import EncodedSequence, encode_pairs
@@ -135,7 +134,7 @@ def extract(
             step = _BATCHES * model.predictor.batch_size
             for start in range(0, len(sequences), step):
                 some = sequences[start : start + step]
-                yield from zip(some, model.outputs(EncodedExamples(some), in_full_batches=True), strict=True)
+                yield from zip(some, model.outputs(EncodedExamples(some)), strict=True)
                 bar.update(len(some))
 
         if target.suffix == ".npz":

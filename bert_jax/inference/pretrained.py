@@ -1,24 +1,196 @@
-"""Loads a trained model in one line; predicts with a fine-tuned one, and fills in masks with a pre-trained one."""
+"""Loads a trained model in one line: hidden states, vectors and predictions of texts, and fillings of masks."""
 
+import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from bert_jax.batch import Batch
+from bert_jax.batch import Batch, map_arrays
 from bert_jax.errors import InputError
 from bert_jax.files import remote
+from bert_jax.finetuning.batches import EncodedExamples
 from bert_jax.finetuning.fine_tuned import open_model, predict_texts
-from bert_jax.finetuning.forward import load_model
-from bert_jax.inference.text_encoder import Pairs, TextModel, Texts, align_pairs, check_text, text_states
+from bert_jax.finetuning.forward import LoadedModel, check_segments, load_model
 from bert_jax.interop.importing import holds_model, open_source
+from bert_jax.model import BertConfig
 from bert_jax.model.bert import Parameters
+from bert_jax.text.sequences import EncodedSequence, encode_sequence, pad_sequences
 from bert_jax.text.tokenizer import ROLES, Tokenizer
 from bert_jax.training.checkpoints import Checkpoint, is_checkpoint, may_hold_checkpoints, open_checkpoint
+from bert_jax.training.evaluation import check_batch_size
+
+POOLS = ("mean", "cls")
+"""Poolings of hidden states to one vector: see `pool_hidden_states`."""
+
+Texts = str | Sequence[str]
+Pairs = str | Sequence[str | None] | None
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Hidden states of N texts, padded to the L tokens of the longest.
+
+    Attributes:
+      hidden_states: fp32 [N, L, D], of the last layer; zeros at padding.
+      mask: bool [N, L], False at padding. Special tokens are True.
+      input_ids: int32 [N, L].
+    """
+
+    hidden_states: np.ndarray
+    mask: np.ndarray
+    input_ids: np.ndarray
+
+
+def check_pool(name: str, pool: str, config: BertConfig) -> None:
+    """Raises InputError, with the `name` of the argument, for an unknown pooling or one that the model lacks."""
+    if pool not in POOLS:
+        raise InputError(f"{name}={pool}: expected {' or '.join(POOLS)}")
+    if pool == "cls" and config.is_decoder:
+        raise InputError(f"{name}=cls: the [CLS] of a left-to-right model attends to itself alone; use {name}=mean")
+
+
+def pool_hidden_states(hidden: jax.Array, batch: Batch[jax.Array], pool: str) -> jax.Array:
+    """Reduces hidden states [B, L, ...] to fp32 [B, ...].
+
+    "mean" averages over all tokens but padding, [CLS] and [SEP] included, as sentence-transformers does with the
+    attention mask. "cls" takes the first token.
+    """
+    if pool == "cls":
+        return hidden[:, 0].astype(jnp.float32)
+    mask = (batch["sequence_ids"] > 0).astype(jnp.float32)
+    mask = mask.reshape(*mask.shape, *[1] * (hidden.ndim - 2))
+    return (hidden.astype(jnp.float32) * mask).sum(axis=1) / mask.sum(axis=1)
+
+
+@functools.cache
+def text_states(pool: str) -> Callable[[Any, Batch[jax.Array]], jax.Array]:
+    """Makes the forward pass that returns the hidden states of texts, or one vector of each by `pool`."""
+
+    def encode_texts(model: Any, batch: Batch[jax.Array]) -> jax.Array:
+        hidden, _ = model.encode(batch)
+        return pool_hidden_states(hidden, batch, pool) if pool else hidden
+
+    return encode_texts
+
+
+def check_text(text: Any) -> None:
+    """Raises InputError if `text` is not a str, or not UTF-8, which is possible for a command's argument."""
+    if not isinstance(text, str):
+        raise InputError(f"text={text!r:.60}: expected a str, got {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"text {text!r}: expected valid UTF-8; convert it") from error
+
+
+def align_pairs(text: Texts, pair: Any) -> tuple[list[str], list[Any]]:
+    """Returns lists of texts and of pairs or Nones. InputError if there is no text, or the numbers differ."""
+    texts = [text] if isinstance(text, str) else list(text)
+    pairs = [None] * len(texts) if pair is None else [pair] if isinstance(pair, str) else list(pair)
+    if not texts or len(pairs) != len(texts):
+        raise InputError(
+            f"got {len(texts)} texts with {len(pairs)} pairs; expected at least one text, and as many pairs or none"
+        )
+    for one in texts:
+        check_text(one)
+    return texts, pairs
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A loaded model, its tokenizer and its config; the base of `PreTrained` and `FineTuned`.
+
+    A special token in a text, such as [MASK], is this token, and not its characters.
+    """
+
+    model: Any
+    tokenizer: Tokenizer
+    config: BertConfig
+    _running: LoadedModel = field(repr=False)
+    _by_pool: dict[tuple[str, int], LoadedModel] = field(default_factory=dict, repr=False, kw_only=True)
+
+    def batch(self, text: Texts, pair: Pairs = None) -> Batch[jax.Array]:
+        """Encodes one or several texts, each alone or followed by its `pair`, as the model's int32 input.
+
+        Returns:
+          `input_ids, token_type_ids, positions, sequence_ids` [B, L], padded to the longest, where sequence 0 is
+          padding; `cls_positions` [B, 1]; for a pre-trained model also `masked_positions` [B, L], every position, so
+          that the masked-LM head predicts each.
+
+        Raises:
+          InputError: no text, different numbers of texts and pairs, pairs for a model with one segment, or a text that
+            is not UTF-8 or too long.
+        """
+        sequences = self._sequences(text, pair)
+        longest, limit = max(len(sequence.input_ids) for sequence in sequences), self.config.max_position_embeddings
+        if longest > limit:
+            raise InputError(f"text too long: got {longest} tokens, the model reads at most {limit}; shorten it")
+        batch = pad_sequences(
+            sequences, len(sequences), longest, self.tokenizer.pad_id, last_position=self._pools_last()
+        )
+        return map_arrays(jnp.asarray, batch)
+
+    def encode(self, text: Texts, pair: Pairs = None, *, batch_size: int = 32) -> Encoded:
+        """Returns the last layer's hidden states of one or several texts, each alone or with its `pair`.
+
+        A text of more tokens than the model supports is truncated. InputError as `batch`, but for long texts.
+        """
+        sequences = self._sequences(text, pair, self.config.max_position_embeddings)
+        longest = max(len(sequence.input_ids) for sequence in sequences)
+        hidden = np.zeros((len(sequences), longest, self.config.hidden_size), np.float32)
+        input_ids = np.full((len(sequences), longest), self.tokenizer.pad_id, np.int32)
+        mask = np.zeros((len(sequences), longest), bool)
+        for row, (sequence, states) in enumerate(zip(sequences, self._states("", sequences, batch_size), strict=True)):
+            length = len(sequence.input_ids)
+            hidden[row, :length], input_ids[row, :length], mask[row, :length] = states, sequence.input_ids, True
+        return Encoded(hidden, mask, input_ids)
+
+    def embed(self, text: Texts, pair: Pairs = None, *, pool: str = "mean", batch_size: int = 32) -> np.ndarray:
+        """Returns one vector per text, fp32 [N, hidden_size], from the last layer's hidden states.
+
+        `pool` "mean" averages over all tokens, [CLS] and [SEP] included and padding excluded, as sentence-transformers
+        does; "cls" takes [CLS]. A text of more tokens than the model supports is truncated. InputError as `batch`, but
+        for long texts, and for an unknown `pool`.
+        """
+        check_pool("pool", pool, self.config)
+        sequences = self._sequences(text, pair, self.config.max_position_embeddings)
+        return np.stack(self._states(pool, sequences, batch_size))
+
+    def _pools_last(self) -> bool:
+        return False
+
+    def _sequences(self, text: Texts, pair: Pairs, max_seq_len: int | None = None) -> list[EncodedSequence]:
+        """Encodes texts, truncated to at most `max_seq_len` tokens, a pair at the end of its longer text."""
+        sequences = []
+        for first, second in zip(*align_pairs(text, pair), strict=True):
+            if second is not None:
+                check_text(second)
+            ids, segments = self.tokenizer.encode_with_special_tokens(first, second)
+            end = segments.count(0)
+            words, more = ids[1 : end - 1], None if second is None else ids[end:-1]
+            sequences.append(encode_sequence(self.tokenizer, words, more, max_seq_len or len(ids)))
+        check_segments(self.config.type_vocab_size, sequences)
+        return sequences
+
+    def _states(self, pool: str, sequences: Sequence[EncodedSequence], batch_size: int) -> list[np.ndarray]:
+        """Runs the encoder. It compiles one program per padded length and size of batches."""
+        check_batch_size(batch_size)
+        if (pool, batch_size) not in self._by_pool:
+            predictor = dataclasses.replace(
+                self._running.predictor, forward=text_states(pool), batch_size=batch_size,
+                max_seq_len=self.config.max_position_embeddings,
+            )  # fmt: skip
+            self._by_pool[pool, batch_size] = dataclasses.replace(self._running, predictor=predictor)
+        return self._by_pool[pool, batch_size].outputs(EncodedExamples(sequences, None))
+
+
+# --- Pre-trained and fine-tuned models --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -153,19 +325,14 @@ def fill_mask(pretrained: PreTrained | FineTuned, text: str, top: int = 5) -> li
     """
     tokenizer = pretrained.tokenizer
     check_mask(text, tokenizer)
-    if isinstance(pretrained, FineTuned):
-        raise InputError(
-            "fill-mask requires an mlm_head, which a fine-tuned checkpoint lacks; use a pre-trained checkpoint"
-        )
+    if getattr(pretrained.model, "mlm_head", None) is None:
+        raise InputError("fill-mask requires an mlm_head, which the checkpoint lacks; use a pre-trained checkpoint")
     if pretrained.config.is_decoder:
         raise InputError("fill-mask does not support a left-to-right model, which cannot use the text after a mask")
     ids = pretrained.batch(text)["input_ids"][0].tolist()  # refuses a text that is too long
     positions = [position for position, token in enumerate(ids) if token == tokenizer.mask_id]
     if not 1 <= top <= tokenizer.vocab_size:
         raise InputError(f"top={top}: expected 1 to {tokenizer.vocab_size}")
-    model = pretrained.model
-    if model.mlm_head is None:
-        raise InputError("fill-mask requires an mlm_head, which the checkpoint lacks; use another checkpoint")
     hidden, running = pretrained.encode(text, batch_size=1).hidden_states[0], pretrained._running
     probabilities, tokens = jax.device_get(
         top_words(running.predictor.graph, running.parameters, hidden[positions], top)

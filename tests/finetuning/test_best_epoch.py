@@ -107,16 +107,6 @@ def test_training_ends_after_epochs_without_improvement(whole: Path, stopped: Pa
     assert kept_steps(epath.Path(stopped))[-1] == last
 
 
-def test_learning_rate_of_a_run_that_ends_early_is_that_of_all_epochs(whole: Path, stopped: Path):
-    """The metrics are those of the whole run, and a last row has the steps since the row before."""
-    last = result_of(stopped)["last"]["step"]
-    assert last % SETTINGS["log_every_steps"]
-    *same, final = rows_without_times(stopped)
-    assert same == [row for row in rows_without_times(whole) if row["step"] <= last]
-    assert (final["step"], final["steps_averaged"]) == (last, last % SETTINGS["log_every_steps"])
-    assert final["learning_rate"] > 0
-
-
 def test_resumed_run_knows_the_best_epoch_and_counts_on(
     stopped: Path, checkpoint: Path, folder: Path, tmp_path: Path
 ):  # fmt: skip

@@ -1,21 +1,16 @@
 """Fine-tuning from files to scores and predictions, with a task that a small model can learn."""
 
 import csv
-import dataclasses
 import json
 import random
 import re
 import shutil
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import child_processes, helpers, sources
+from support import helpers, sources
 from support.finetuning import finetune_config
 from support.runs import rows_without_times
 
@@ -23,7 +18,6 @@ import bert_jax
 from bert_jax.cli import main
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
-from bert_jax.finetuning import fine_tuned
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.inference.pretrained import fill_mask
@@ -100,21 +94,6 @@ def test_a_task_is_learned_and_what_belongs_to_it_is_there(run: Path, task: Path
     assert found.heads == ("pooler",)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_scores_and_predictions_are_computed_in_the_type_of_the_run(
-    dtype: str, run: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    found, types = open_checkpoint(str(run)), []
-    found = dataclasses.replace(found, config={**found.config, "dtype": dtype})
-    load = fine_tuned.load_model
-    monkeypatch.setattr(
-        fine_tuned, "load_model", lambda *args, **options: types.append(options["dtype"]) or load(*args, **options)
-    )
-    fine_tuned.evaluate_finetuned(found, str(task / "dev.jsonl"))
-    fine_tuned.predict(found, str(task / "dev.jsonl"), str(tmp_path / "predicted.jsonl"))
-    assert [jnp.dtype(one).name for one in types] == [dtype, dtype]
-
-
 def test_predict_says_the_same_with_probabilities(run: Path, task: Path, tmp_path: Path, capsys):
     output = tmp_path / "said.jsonl"
     assert main(["predict", "--checkpoint", str(run), "--input", str(task / "test.csv"), "--output", str(output)]) == 0
@@ -189,12 +168,6 @@ def test_predict_reads_the_columns_that_were_trained_on(run: Path, task: Path, t
     assert "new.jsonl:21" in capsys.readouterr().err
 
 
-def test_steps_of_a_fine_tuned_run_are_not_evaluated_at_once(run: Path, task: Path, capsys: pytest.CaptureFixture):
-    command = ["evaluate", "--checkpoint", str(run), "--data", str(task / "dev.jsonl"), "--steps", "all"]
-    assert main(command) == 2
-    assert f"--steps=all: {run}" in capsys.readouterr().err
-
-
 def test_no_pre_training_continues_in_its_workdir(run: Path, dataset_dir: Path, capsys: pytest.CaptureFixture):
     before = sorted(run.rglob("*"))
     for config, more in (("bert_tiny", ["--dry_run"]), ("bert_tiny", []), ("continue", [])):
@@ -223,28 +196,6 @@ def test_a_resumed_run_ends_as_if_never_stopped(run: Path, checkpoint: Path, tas
     assert_same_outcome(workdir, run)
     for path in (run / "predictions").iterdir():
         assert (workdir / "predictions" / path.name).read_bytes() == path.read_bytes()
-
-
-@pytest.mark.long
-def test_a_killed_and_resumed_process_ends_as_if_never_stopped(checkpoint: Path, task: Path, tmp_path: Path):
-    settings = helpers.flags({**SETTINGS, "init": checkpoint, "data.path": task})
-    killed, straight = (
-        helpers.command("finetune", "--config=finetune/text", f"--workdir={tmp_path / name}", *settings)
-        for name in ("killed", "straight")
-    )
-    process = child_processes.start(killed, env=helpers.child_environment(), stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "killed" / "checkpoints" / "20").exists():
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    done, _ = (child_processes.run(line, env=helpers.child_environment(), timeout=200) for line in (killed, straight))
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"Resum\w+ from step \d+", done.stderr)
-    assert_same_outcome(tmp_path / "killed", tmp_path / "straight")
-    assert json.loads(done.stdout)["dev"]["accuracy"] > 0.9
 
 
 def test_a_finished_run_scores_again_and_another_is_refused(
@@ -282,16 +233,6 @@ def test_a_mesh_and_microbatches_change_nothing(checkpoint: Path, task: Path, tm
         assert ours["step"] == theirs["step"]
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
         assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
-
-
-@pytest.mark.long
-def test_a_number_is_regressed(checkpoint: Path, task: Path, tmp_path: Path):
-    config = config_of(
-        checkpoint, task, task__label="number", task__regression=True
-    )  # fmt: skip
-    scores = finetune(config, str(tmp_path))
-    assert set(scores["dev"]) == {"pearson", "spearman"}
-    assert scores["dev"]["spearman"] > 0.8
 
 
 @pytest.mark.long
@@ -376,10 +317,3 @@ def test_predict_checks_the_place_of_its_output_first(output: str, run: Path, ta
     [line] = capsys.readouterr().err.splitlines()
     assert f"--output={tmp_path / output}: " in line
     assert Path(source).read_bytes() == (task / "test.csv").read_bytes()
-
-
-def test_predict_wants_a_classifier(checkpoint: Path, task: Path, tmp_path: Path, capsys):
-    output = str(tmp_path / "said.jsonl")
-    arguments = ["predict", "--checkpoint", str(checkpoint), "--input", str(task / "test.csv"), "--output", output]
-    assert main(arguments) == 2
-    assert f"{checkpoint}: " in capsys.readouterr().err

@@ -53,5 +53,3 @@ def test_few_examples_are_few_rows(checkpoint: Path):
             words = np.asarray(model.parameters["embeddings"]["word"])
             np.testing.assert_array_equal(outputs, words[7 + np.arange(count) % 3])
         assert traced == expected
-        model.outputs(EncodedExamples([EncodedSequence((7,), 1)], None), in_full_batches=True)
-        assert traced == expected  # the program of full batches

@@ -12,7 +12,6 @@ from bert_jax.config import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.sections import with_values
-from bert_jax.training.checkpoints import open_checkpoint
 
 SETTINGS = {
     "num_epochs": 3, "global_batch_size": 16, "log_every_steps": 10, "optimizer.learning_rate": 1e-2,
@@ -26,31 +25,6 @@ def config_of(name: str, encoder: Path, folder: Path, **overrides: object) -> Fi
 
 def sentence(rng: random.Random, topic: str, length: int = 6) -> str:
     return " ".join(rng.choice(helpers.TOPICS[topic] + helpers.SMALL_WORDS[:4]) for _ in range(length))
-
-
-def write_choices(path: Path, count: int, seed: int) -> None:
-    """The right ending is about the sea."""
-    rng = random.Random(seed)
-    lines = []
-    for _ in range(count):
-        label = rng.randrange(3)
-        endings = [f"ship {sentence(rng, 'sea')}" if number == label else f"moon {sentence(rng, 'night')}"
-                   for number in range(3)]  # fmt: skip
-        lines.append(json.dumps({"context": sentence(rng, "town"), "endings": endings, "label": label}))
-    path.write_text("\n".join(lines) + "\n")
-
-
-def test_a_choice_is_learned(checkpoint: Path, tmp_path: Path):
-    write_choices(tmp_path / "train.jsonl", 80, 0)
-    write_choices(tmp_path / "dev.jsonl", 30, 1)
-    write_choices(tmp_path / "test.jsonl", 5, 2)
-    scores = finetune(config_of("swag", checkpoint, tmp_path), str(tmp_path / "run"))
-    assert scores["dev"]["accuracy"] > 0.9
-    assert "test" not in scores or scores["test"]["accuracy"] > 0.5
-    chosen = (tmp_path / "run" / "predictions" / "test.csv").read_text().splitlines()
-    assert chosen[0] == ",pred"
-    assert len(chosen) == 6
-    assert open_checkpoint(str(tmp_path / "run")).task["size"] == 3
 
 
 def write_entities(path: Path, count: int, seed: int) -> None:

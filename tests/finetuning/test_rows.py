@@ -67,15 +67,6 @@ def test_a_table_has_a_column_per_class():
     assert lines[3:] == [""]
 
 
-def test_lists_and_missing_values_in_a_table():
-    rows = [{"id": "1", "words": ["the", "ship"], "prediction": ["O", "B-SEA"], "probabilities": [0.25, 0.75]},
-            {"id": "2", "words": ["x"], "prediction": [], "probabilities": [1, 0], "null_odds": None}]  # fmt: skip
-    assert written("out.tsv", rows).splitlines() == [
-        "id\twords\tprediction\tprobability_0\tprobability_1\tnull_odds",
-        "1\tthe ship\tO B-SEA\t0.25\t0.75\t", "2\tx\t\t1\t0\t",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("row", "identity"),
     [({"text": "a", "guid": "g7"}, "g7"), ({"index": "0", "id": "q"}, "q"), ({"idx": 5}, "5"),

@@ -115,15 +115,6 @@ def test_a_bilstm_in_bfloat16_forgets_nothing_by_rounding():
         assert jnp.abs(found - wanted).mean() < 0.01 * jnp.abs(wanted).mean()
 
 
-def test_a_bilstm_begins_as_in_torch_but_remembers():
-    lstm = BiLstm(8, 100, key=jax.random.key(0)).forward
-    kernel = np.asarray(lstm.state_kernel[...])
-    assert 0.099 < kernel.max() <= 0.1  # 1 / sqrt(100)
-    assert kernel.std() == pytest.approx(0.1 / np.sqrt(3), rel=0.02)
-    assert abs(kernel.mean()) < 0.001
-    np.testing.assert_array_equal(lstm.bias[...].sum(axis=1), [0, 100, 0, 0])
-
-
 def test_a_bilstm_begins_without_lapack():
     """Several decompositions at once wait for each other on CPU hosts with few cores, some of the time."""
     begin = jax.jit(lambda key: nnx.state(BiLstm(8, 5, key=key, layers=2)))

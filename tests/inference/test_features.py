@@ -85,14 +85,6 @@ def test_arrays_hold_the_same(folder: Path, tmp_path: Path):
         np.testing.assert_allclose(values[row], np.moveaxis(hidden[[0, 1, -1]], 0, 1), atol=2e-6)
 
 
-def test_the_batch_moves_no_feature(folder: Path, tmp_path: Path):
-    for name, size in (("one", 1), ("many", 64)):
-        assert extract(folder, tmp_path / f"{name}.npz", "--layers=all", "--batch_size", size) == 0
-    with np.load(tmp_path / "one.npz") as one, np.load(tmp_path / "many.npz") as many:
-        np.testing.assert_allclose(one["values"], many["values"], atol=2e-6)
-        np.testing.assert_array_equal(one["input_ids"], many["input_ids"])
-
-
 @pytest.mark.long
 def test_hidden_states_are_those_of_transformers(folder: Path, tmp_path: Path):
     torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
@@ -202,15 +194,6 @@ def test_an_input_that_can_be_read_once_is_refused(folder: Path, tmp_path: Path,
         assert extract(folder, tmp_path / "out.npz", "--layers=-1", "--input", given) == 2
         assert str(given) in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["fifo"]
-
-
-def test_a_pair_needs_a_second_segment(vocabulary: list[str], tmp_path: Path, capsys: pytest.CaptureFixture):
-    sources.write_checkpoint(tmp_path / "checkpoint", vocabulary, type_vocab_size=1)
-    (tmp_path / "lines.txt").write_text("the ship\nthe owl ||| star\n")
-    assert extract(tmp_path, tmp_path / "out.npz", "--layers=-1") == 2
-    assert re.search(r"lines\.txt: .*type_vocab_size=1", capsys.readouterr().err)
-    (tmp_path / "lines.txt").write_text("the ship\n")
-    assert extract(tmp_path, tmp_path / "out.npz", "--layers=-1") == 0
 
 
 def test_input_that_is_not_text(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):

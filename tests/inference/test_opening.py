@@ -23,7 +23,6 @@ from bert_jax.interop import huggingface
 from bert_jax.text.vocabulary_options import VocabularyOptions
 from bert_jax.text.vocabulary_training import train_vocabulary
 from bert_jax.training import checkpoints
-from bert_jax.training.checkpoints import open_checkpoint
 
 TEXT = "the ship sees the storm ."
 RECORDS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -125,12 +124,6 @@ def test_folder_without_a_model_is_refused(
         bert_jax.load(str(tmp_path / name))
 
 
-def test_init_from_a_folder_of_transformers_says_how_to_import_it(folders: dict[str, tuple[Path, Path]]):
-    folder = folders["pretraining"][1]
-    with pytest.raises(InputError, match=rf"{folder} .*bert-jax import"):
-        open_checkpoint(str(folder))
-
-
 def test_damaged_weights_are_refused(folders: dict[str, tuple[Path, Path]], tmp_path: Path):
     folder = Path(shutil.copytree(folders["pretraining"][1], tmp_path / "hf"))
     sources.edit_weights(folder, lambda weights: weights["bert.pooler.dense.bias"].__setitem__(0, np.nan))
@@ -180,9 +173,3 @@ def test_commands_take_a_folder_of_transformers(
         results[-1] += [np.load(features)["values"].tolist(), predictions.read_text()]
         results[-1].append((exported / "model.safetensors").read_bytes())
     assert results[0] == results[1]
-
-
-def test_command_names_a_model_that_is_not_there(capsys: pytest.CaptureFixture):
-    assert cli.main(["fill-mask", "--checkpoint", "bert-base-cased", "a [MASK] ."]) == 2
-    (line,) = helpers.error_lines(capsys.readouterr().err)
-    assert "bert-base-cased does not exist" in line

@@ -179,14 +179,6 @@ def test_vectors_average_special_tokens_and_no_padding(bert: bert_jax.PreTrained
     np.testing.assert_allclose(bert.embed(TEXTS[1]), mean[1:2], atol=1e-5)
 
 
-def test_a_pair_is_one_vector(bert: bert_jax.PreTrained):
-    pair = bert.encode("the ship .", "the owl .")
-    np.testing.assert_allclose(
-        bert.embed(["the ship ."], ["the owl ."])[0], pair.hidden_states[0].mean(axis=0), atol=1e-5
-    )
-    assert np.abs(bert.embed("the ship .", "the owl .") - bert.embed("the ship .")).max() > 1e-3
-
-
 def test_a_long_text_is_truncated(bert: bert_jax.PreTrained):
     assert bert.encode("the ship " * 60).mask.shape == (1, 64)
     np.testing.assert_array_equal(bert.embed("the ship " * 60), bert.embed("the ship " * 31))

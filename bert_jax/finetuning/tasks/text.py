@@ -110,14 +110,10 @@ class TextTask(Task):
         return self.classes
 
     @property
-    def positive(self) -> str | None:
-        return self.classes[-1] if len(self.classes) == 2 else None
-
-    @property
     def metrics(self) -> tuple[str, ...]:
         if self.regression:
             return ("spearman", "pearson")
-        return ("accuracy", *(("f1",) if self.positive is not None else ()), "f1_macro")
+        return ("accuracy", *(("f1",) if len(self.classes) == 2 else ()), "f1_macro")
 
     # --- Files --------------------------------------------------------------------------------------------------------
 
@@ -129,8 +125,8 @@ class TextTask(Task):
             if len(classes) < 2:
                 raise InputError(f"{path}: expected at least 2 different labels, all are {classes[0]!r}")
             task = dataclasses.replace(task, classes=classes, main_metric="")
-        if task.positive is not None:
-            log.info("f1 is that of the label %r", task.positive)
+        if "f1" in task.metrics:
+            log.info("f1 is that of the label %r", task.classes[-1])
         return task, examples
 
     def read(
@@ -330,10 +326,6 @@ class GlueTask(TextTask):
     @property
     def metrics(self) -> tuple[str, ...]:
         return self._spec.metrics
-
-    @property
-    def positive(self) -> str | None:
-        return super().positive if "f1" in self.metrics else None
 
     @property
     def usual_files(self) -> Mapping[str, Sequence[str]]:

