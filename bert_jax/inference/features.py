@@ -105,6 +105,7 @@ def extract(
     if remote.exists(target):
         raise InputError(f"output={target}: already exists; choose another name or delete it")
     check_batch_size(batch_size)
+    texts = _read_texts(input)
     found = open_model_of(checkpoint)
     config, tokenizer = found.bert_config, found.tokenizer
     if layers is None:  # the last four, of those that there are
@@ -119,7 +120,6 @@ def extract(
         raise InputError(f"seq_len={seq_len}: expected 3 to {config.max_position_embeddings}, the model's maximum")
     atomic.check_file_output(output)
 
-    texts = _read_texts(input)
     sequences = encode_pairs(tokenizer, texts, length)
     check_segments(config.type_vocab_size, sequences, f"input={input}: ")
     whole = encode_pairs(tokenizer, texts, sys.maxsize)

@@ -132,7 +132,7 @@ class TextModel:
         if longest > limit:
             raise InputError(f"text too long: got {longest} tokens, the model reads at most {limit}; shorten it")
         batch = pad_sequences(
-            sequences, len(sequences), longest, self.tokenizer.pad_id, last_position=self._pools_last()
+            sequences, len(sequences), longest, self.tokenizer.pad_id, last_position=self.config.is_decoder
         )
         return map_arrays(jnp.asarray, batch)
 
@@ -161,9 +161,6 @@ class TextModel:
         check_pool("pool", pool, self.config)
         sequences = self._sequences(text, pair, self.config.max_position_embeddings)
         return np.stack(self._states(pool, sequences, batch_size))
-
-    def _pools_last(self) -> bool:
-        return False
 
     def _sequences(self, text: Texts, pair: Pairs, max_seq_len: int | None = None) -> list[EncodedSequence]:
         """Encodes texts, truncated to at most `max_seq_len` tokens, a pair at the end of its longer text."""
@@ -221,9 +218,6 @@ class FineTuned(TextModel):
 
     record: Mapping[str, Any]
     _checkpoint: Checkpoint = field(repr=False)
-
-    def _pools_last(self) -> bool:
-        return self.config.is_decoder
 
     def predict(self, text: Texts, pair: Any = None) -> list[dict[str, Any]]:
         """Predicts one or several texts, each alone or with its `pair`; long texts are truncated as in training.

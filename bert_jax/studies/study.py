@@ -88,13 +88,10 @@ def plan_rows(config: StudyConfig) -> list[PlannedRow]:
     if not config.rows or not config.tasks:
         raise InputError("rows, tasks: expected a tuple of StudyRow and one of StudyTask; got none")
     rows, tasks = _only("rows", config.rows, config.only_rows), _only("tasks", config.tasks, config.only_tasks)
-    columns = [column for task in config.tasks for column in task.columns]
-    _refuse_duplicates("columns of tasks", columns)
+    _refuse_duplicates("columns of tasks", [column for task in config.tasks for column in task.columns])
     encoders: dict[str, str] = {}  # the folder of the first row with a config of pre-training
     planned = []
     for row in config.rows:
-        if unknown := set(row.paper) - {*columns, PERPLEXITY}:
-            raise InputError(f"row {row.name!r}: paper: unknown column {min(unknown)!r}")
         if unknown := set(row.tasks) - {task.name for task in config.tasks}:
             known = ", ".join(task.name for task in config.tasks)
             raise InputError(f"row {row.name!r}: tasks: unknown task {min(unknown)!r}; expected {known}")
@@ -315,9 +312,12 @@ def study(config: StudyConfig, workdir: str, *, stop: StopSignal | None = None, 
     Otherwise raises as `pretrain` and `finetune` do; finished runs are kept.
     """
     folder, rows = workdir_path(workdir), plan_rows(config)
-    columns = [*([PERPLEXITY] if config.perplexity else []), *_columns(config, rows)]
-    paper = {row.name: row.keys.paper for row in rows}
-    table = Table(config.title, config.note, columns, [row.name for row in rows], paper)
+    tuned_on = {task.name for row in rows for task, _ in row.finetuning}
+    columns = [column for task in config.tasks if task.name in tuned_on for column in task.columns]
+    table = Table(
+        config.title, config.note, [*([PERPLEXITY] if config.perplexity else []), *columns], [row.name for row in rows],
+        paper={row.name: row.keys.paper for row in rows},
+    )  # fmt: skip
 
     def write() -> None:
         if is_first():
@@ -353,12 +353,6 @@ def study(config: StudyConfig, workdir: str, *, stop: StopSignal | None = None, 
                     table.cells[row.name, column] = Cell(list(values.values()), list(values), found["learning_rate"])
                 write()
     return table
-
-
-def _columns(config: StudyConfig, rows: Sequence[PlannedRow]) -> list[str]:
-    """Returns the columns of the tasks that some row is fine-tuned on, in the order of the config."""
-    names = {task.name for row in rows for task, _ in row.finetuning}
-    return [column for task in config.tasks if task.name in names for column in task.columns]
 
 
 def _cell_folder(folder: epath.Path, row: PlannedRow, task: StudyTask) -> epath.Path:

@@ -4,18 +4,16 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from etils import epath
 from support.finetuning import finetune_config
 from support.runs import rows_without_times
 
 import bert_jax
-from bert_jax.config import FinetuneConfig, load_config
+from bert_jax.config import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned
 from bert_jax.finetuning.finetune import finetune, search
-from bert_jax.finetuning.tasks.kinds import read_task
 from bert_jax.training.checkpoints import kept_steps, open_checkpoint
 
 AN_EPOCH, EPOCHS, PATIENCE = 4, 8, 2  # steps, epochs, epochs
@@ -143,35 +141,3 @@ def test_settings_without_effect_are_refused(
     with pytest.raises(InputError, match=key):
         finetune(config_of(checkpoint, folder, **overrides), str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
-
-
-def test_main_metric_of_the_config_is_that_of_result_search_and_evaluate(
-    checkpoint: Path, folder: Path, tmp_path: Path
-):  # fmt: skip
-    config = config_of(checkpoint, folder, task__main_metric="f1", search__seeds="(0,)", num_epochs=3)
-    found = search(config, str(tmp_path))
-    trial = tmp_path / found["best"]["folder"]
-    result = result_of(trial)
-    assert found["metric"] == result["main_metric"] == "f1"
-    assert found["best"]["score"] == result["scores"]["dev"]["f1"]
-    assert result["step"] == best_of(trial, "dev/f1")
-    assert evaluate_finetuned(open_checkpoint(str(trial)), str(folder / "dev.csv"))["main_metric"] == "f1"
-
-
-def test_main_metric_of_a_tagger_may_be_that_of_a_type(checkpoint: Path, tmp_path: Path):
-    """It is 0 if the split has none of the type and none is predicted."""
-    (tmp_path / "train.conll").write_text("the O\nship B-SEA\n\nfox B-WOOD\n")
-    (tmp_path / "dev.conll").write_text("the O\nship B-SEA\n")
-
-    def task_of(metric: str):
-        values = {"init": checkpoint, "data.path": tmp_path, "task.main_metric": metric}
-        config = load_config("finetune/ner", values, kind=FinetuneConfig)
-        task, _, (dev,) = read_task(config, open_checkpoint(str(checkpoint)).tokenizer)
-        return task, dev
-
-    task, dev = task_of("f1_WOOD")
-    outside = [[[1.0, *[0.0] * (task.size - 1)]] * len(sequence.input_ids) for sequence in dev.encoded.sequences]
-    assert task.score(dev, [np.array(outputs) for outputs in outside])[task.main_metric] == 0.0
-    with pytest.raises(InputError, match=r"task\.main_metric=f1_SKY: .*f1, precision, recall, f1_SEA, f1_WOOD"):
-        task_of("f1_SKY")
-    assert task_of("")[0].main_metric == "f1"

@@ -16,9 +16,8 @@ from support.runs import rows_without_times
 
 import bert_jax
 from bert_jax.cli import main
-from bert_jax.config import FinetuneConfig, load_config
+from bert_jax.config import FinetuneConfig
 from bert_jax.errors import InputError
-from bert_jax.finetuning.fine_tuned import evaluate_finetuned
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.inference.pretrained import fill_mask
 from bert_jax.training.checkpoints import open_checkpoint
@@ -145,29 +144,6 @@ def test_load_gives_labels_by_name(run: Path, task: Path):
         fill_mask(model, "the [MASK] .")
 
 
-def test_predict_reads_the_columns_that_were_trained_on(run: Path, task: Path, tmp_path: Path, capsys):
-    """Another one on request, and never two where it was one."""
-    with (task / "test.csv").open() as file:
-        texts = [row["text"] for row in csv.DictReader(file)]
-    rows = [{"other": "the moon", "first": text, "text": text, "second": "a b"} for text in texts]
-    source = tmp_path / "new.jsonl"
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    output = tmp_path / "deeper" / "said.jsonl"
-    command = ["predict", "--checkpoint", str(run), "--input", str(source), "--output", str(output)]
-    said = []
-    for more in ([], ["--text", "first"], ["--text", "other"]):
-        assert main([*command, *more]) == 0
-        said.append([json.loads(line)["prediction"] for line in output.read_text().splitlines()])
-    written = [line.split("\t")[1] for line in (run / "predictions" / "test.tsv").read_text().splitlines()[1:]]
-    assert said[0] == said[1] == written != said[2]
-    capsys.readouterr()
-    assert main([*command, "--text", "first", "second"]) == 2
-    assert "--text" in capsys.readouterr().err
-    source.write_text(source.read_text() + "[]\n")
-    assert main([*command, "--strict"]) == 2
-    assert "new.jsonl:21" in capsys.readouterr().err
-
-
 def test_no_pre_training_continues_in_its_workdir(run: Path, dataset_dir: Path, capsys: pytest.CaptureFixture):
     before = sorted(run.rglob("*"))
     for config, more in (("bert_tiny", ["--dry_run"]), ("bert_tiny", []), ("continue", [])):
@@ -240,42 +216,6 @@ def test_a_mesh_and_microbatches_change_nothing(checkpoint: Path, task: Path, tm
 def test_with_a_bilstm_and_without_the_encoders_parameters(more, checkpoint: Path, task: Path, tmp_path: Path):
     scores = finetune(config_of(checkpoint, task, **more), str(tmp_path))
     assert scores["dev"]["accuracy"] > 0.6
-
-
-def test_glue_files_are_learned_from_a_fine_tuned_encoder(run: Path, tmp_path: Path):
-    """The files of SST-2, of which the label is whether a text is about the sea, as the encoder has learned before."""
-    folder = tmp_path / "SST-2"
-    folder.mkdir()
-    for name, count, seed in (("train", 64, 0), ("dev", 40, 1)):
-        rows = [f"{text}\t{int(label == 'sea')}" for text, label in texts(count, seed)]
-        (folder / f"{name}.tsv").write_text("\n".join(["sentence\tlabel", *rows]) + "\n")
-    rows = [f"{number}\t{text}" for number, (text, _) in enumerate(texts(10, 2))]
-    (folder / "test.tsv").write_text("\n".join(["index\tsentence", *rows]) + "\n")
-    pairs = [("init", str(run)), ("data.path", str(folder)), ("optimizer.learning_rate", "1e-2"),
-             ("optimizer.bias_correction", "True"), ("task.max_seq_len", "64"),
-             ("global_batch_size", "16")]  # fmt: skip
-    config = load_config("finetune/glue:sst2", pairs, kind=FinetuneConfig)
-    scores = finetune(config, str(tmp_path / "run"))
-    assert scores["dev"]["accuracy"] > 0.85
-    assert set(scores["dev"]) == {"accuracy"}
-    for data, name in ((folder, "dev"), (folder / "dev.tsv", "dev.tsv")):
-        assert evaluate_finetuned(open_checkpoint(str(tmp_path / "run")), str(data))["scores"] == {name: scores["dev"]}
-    with pytest.raises(InputError, match=r"test\.tsv:2: .*'label'"):
-        evaluate_finetuned(open_checkpoint(str(tmp_path / "run")), str(folder / "test.tsv"))
-    submitted = (tmp_path / "run" / "predictions" / "SST-2.tsv").read_text().splitlines()
-    assert submitted[0] == "index\tprediction"
-    assert [line.split("\t")[0] for line in submitted[1:]] == [str(number) for number in range(10)]
-    assert (tmp_path / "run" / "predictions" / "dev.tsv").exists()
-
-
-def test_bad_rows_are_named_or_refused(checkpoint: Path, task: Path, tmp_path: Path, caplog):
-    rows = (task / "train.csv").read_text().splitlines()[:17]
-    (tmp_path / "train.csv").write_text("\n".join([*rows, "one,too,few"]) + "\n")
-    few = {"task__dev": "", "task__test": "", "num_epochs": 1}
-    finetune(config_of(checkpoint, tmp_path, **few), str(tmp_path / "run"))
-    assert f"{tmp_path / 'train.csv'}:18" in caplog.text
-    with pytest.raises(InputError, match=r"train\.csv:18"):
-        finetune(config_of(checkpoint, tmp_path, data__strict=True, **few), str(tmp_path / "strict"))
 
 
 @pytest.mark.parametrize(

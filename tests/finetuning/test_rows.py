@@ -2,38 +2,18 @@
 
 import csv
 import io
-import json
 from pathlib import Path
 
 import pytest
-from etils import epath
-from support.models import initialize
 
-from bert_jax.cli import main
 from bert_jax.errors import InputError
 from bert_jax.files.tables import read_table
 from bert_jax.finetuning.task import BadRows, format_predictions, read_rows, row_id
-from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.training.checkpoints import open_checkpoint, save_parameters
 
 ROWS = [
     {"id": "a", "text": 'say "ho",\tship\n', "prediction": "sea", "probabilities": {"sea": 0.75, "wood": 0.25}},
     {"id": "b", "text": "näss", "prediction": "wood", "probabilities": {"sea": 0.5, "wood": 0.5}},
 ]
-
-
-@pytest.fixture(scope="module")
-def classifier(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A classifier with its initial values."""
-    before, folder = open_checkpoint(str(checkpoint)), tmp_path_factory.mktemp("classifier") / "model"
-    head = TaskHead("classify", 2)
-    _, parameters = initialize(before.bert_config, 3, build=BertForTask, head=head)
-    task = {"name": "text", "classes": ["sea", "wood"], "max_seq_len": 48}
-    save_parameters(
-        epath.Path(folder), parameters, bert_config=before.bert_config, tokenizer=before.tokenizer, heads=("pooler",),
-        task={**head.to_dict(), **task},
-    )  # fmt: skip
-    return str(folder)
 
 
 def written(name: str, rows: list[dict]) -> str:
@@ -88,19 +68,3 @@ def test_predictions_are_read_again_row_by_row(name: str, tmp_path: Path):
         }
         for row in rows
     ]
-
-
-def test_the_command_writes_a_table_with_texts(classifier: str, tmp_path: Path, capsys: pytest.CaptureFixture):
-    (tmp_path / "new.csv").write_text('guid,text\nx,"the ship, old"\ny,the owl\n')
-    command = ["predict", "--checkpoint", classifier, "--input", str(tmp_path / "new.csv")]
-    for name, options in (("out.csv", ["--with_text"]), ("out.jsonl", ["--with_text"]), ("plain.csv", [])):
-        assert main([*command, "--output", str(tmp_path / name), *options]) == 0
-    with open(tmp_path / "out.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["id", "text", "prediction", "probability_sea", "probability_wood"]
-    assert [(row["id"], row["text"]) for row in rows] == [("x", "the ship, old"), ("y", "the owl")]
-    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    for row, line in zip(rows, lines, strict=True):
-        assert (row["text"], row["prediction"]) == (line["text"], line["prediction"])
-        assert float(row["probability_sea"]) == line["probabilities"]["sea"]
-    assert (tmp_path / "plain.csv").read_text().startswith("id,prediction,probability_sea,probability_wood\nx,")

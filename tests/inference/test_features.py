@@ -85,20 +85,6 @@ def test_arrays_hold_the_same(folder: Path, tmp_path: Path):
         np.testing.assert_allclose(values[row], np.moveaxis(hidden[[0, 1, -1]], 0, 1), atol=2e-6)
 
 
-@pytest.mark.long
-def test_hidden_states_are_those_of_transformers(folder: Path, tmp_path: Path):
-    torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
-    transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
-    assert cli.main(["export", "--checkpoint", str(folder / "checkpoint"), "--output", str(tmp_path / "hf")]) == 0
-    assert extract(folder, tmp_path / "out.npz", "--layers", "embeddings,all") == 0
-    model = transformers.BertModel.from_pretrained(tmp_path / "hf", add_pooling_layer=False).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    with np.load(tmp_path / "out.npz") as arrays, torch.no_grad():
-        hidden = model(**tokenizer(LINES[0], return_tensors="pt"), output_hidden_states=True).hidden_states
-        ours = arrays["values"][: arrays["offsets"][1]]
-        np.testing.assert_allclose(ours, np.stack([state[0] for state in hidden], 1), atol=2e-5)
-
-
 @pytest.mark.parametrize("pool", ["mean", "cls"])
 def test_pooled_lines_are_one_vector_each(pool: str, folder: Path, tmp_path: Path):
     for name in ("out.jsonl", "out.npz"):

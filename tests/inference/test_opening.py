@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import bert_jax
 from bert_jax import cli
 from bert_jax.errors import InputError
 from bert_jax.inference import pretrained
-from bert_jax.inference.pretrained import open_model_of
 from bert_jax.interop import huggingface
 from bert_jax.text.vocabulary_options import VocabularyOptions
 from bert_jax.text.vocabulary_training import train_vocabulary
@@ -122,27 +120,6 @@ def test_folder_without_a_model_is_refused(
     (tmp_path / "empty").mkdir(exist_ok=True)
     with pytest.raises(InputError, match=message):
         bert_jax.load(str(tmp_path / name))
-
-
-def test_damaged_weights_are_refused(folders: dict[str, tuple[Path, Path]], tmp_path: Path):
-    folder = Path(shutil.copytree(folders["pretraining"][1], tmp_path / "hf"))
-    sources.edit_weights(folder, lambda weights: weights["bert.pooler.dense.bias"].__setitem__(0, np.nan))
-    with pytest.raises(InputError, match=r"model\.safetensors: bert\.pooler\.dense\.bias"):
-        bert_jax.load(str(folder))
-    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-9])
-    with pytest.raises(InputError, match=r"model\.safetensors: "):
-        bert_jax.load(str(folder))
-
-
-def test_parameters_are_sharded_as_asked(folders: dict[str, tuple[Path, Path]]):
-    checkpoint, folder = folders["pretraining"]
-    mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4])
-    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    found = open_model_of(str(folder))
-    whole = open_model_of(str(checkpoint)).load_parameters(parts=["pooler"])
-    loaded = found.load_parameters(jax.tree.map(lambda _: sharding, whole), parts=["pooler"])
-    assert loaded["pooler"]["kernel"].sharding == sharding
-    sources.assert_same_parameters(loaded, whole)
 
 
 # --- Commands --------------------------------------------------------------------------------------------------------

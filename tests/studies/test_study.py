@@ -172,7 +172,6 @@ def test_what_cannot_be_is_said_before_any_run(override: tuple[str, str], messag
     ("old", "new", "message"),
     [
         ('"name": "LTR"', '"name": "MLM  nsp"', "rows: .*'mlm_nsp'"),
-        ('"paper": {"topic": 77.5}', '"paper": {"topics": 77.5}', "row 'LTR': paper.*'topics'"),
         ('"pretraining": LTR, "paper"', '"pretrain": LTR, "paper"', r"rows\.1\.pretrain: .*pretraining"),
         ('{"objective.lm"', '{"objective.lim"', "row 'LTR': .*objective.lim.*objective.lm"),
         ('"checkpoint": "base"', '"tasks": ["QNLI"]', "row 'released': tasks.*'QNLI'.*topic"),

@@ -25,7 +25,6 @@ LAYOUTS = {
                        [("0", "Bill sang.", None, None), ("1", "Sang Bill.", None, None)]),
     ("sst2", "dev"): ("dev.tsv", "sentence\tlabel\nit 's fine . \t1\nbleak \t0\n",
                       [("1", "it 's fine . ", None, "1"), ("2", "bleak ", None, "0")]),
-    ("sst2", "test"): ("test.tsv", "index\tsentence\n0\tfine .\n", [("0", "fine .", None, None)]),
     ("mrpc", "dev"): ("dev.tsv", "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t13\t14\tYes\t\" No\n",
                       [("1", "Yes", '" No', "1")]),
     ("mrpc", "test"): ("test.tsv", "\ufeffindex\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t10\t11\tOne .\tTwo .\n",
@@ -35,11 +34,6 @@ LAYOUTS = {
         "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
         "5\tmain\tMSRvid\t2012\t0001\tnone\tnone\tA plane.\tAn air plane.\t3.800\n",
         [("5", "A plane.", "An air plane.", 3.8)]),
-    ("stsb", "test"): (
-        "test.tsv",
-        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\n"
-        "0\tmain\tMSRvid\t2012\t0001\tnone\tnone\tA plane.\tAn air plane.\n",
-        [("0", "A plane.", "An air plane.", None)]),
     ("qqp", "train"): (
         "train.tsv",
         "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n133273\t213221\t213222\tHow?\tWhy?\t0\n7\t1\t2\tA?\tA?\t1\n",
@@ -49,11 +43,6 @@ LAYOUTS = {
         "train.tsv",
         f"{MNLI}\tsentence1\tsentence2\tlabel1\tgold_label\n0\t{MNLI_ROW}\tneutral\tneutral\n",
         [("0", "Conceptually so.", 'It has "two" parts.', "neutral")]),
-    ("mnli", "dev_matched"): (
-        "dev_matched.tsv",
-        f"{MNLI}\tsentence1\tsentence2\tlabel1\tlabel2\tlabel3\tlabel4\tlabel5\tgold_label\n"
-        f"0\t{MNLI_ROW}\tneutral\tneutral\tneutral\tneutral\tneutral\tcontradiction\n",
-        [("0", "Conceptually so.", 'It has "two" parts.', "contradiction")]),
     ("mnli", "dev_mismatched"): (
         "dev_mismatched.tsv",
         f"{MNLI}\tsentence1\tsentence2\tlabel1\tlabel2\tlabel3\tlabel4\tlabel5\tgold_label\n"
@@ -61,15 +50,12 @@ LAYOUTS = {
         [("0", "Conceptually so.", 'It has "two" parts.', "entailment")]),
     ("mnli", "test_matched"): ("test_matched.tsv", f"{MNLI}\tsentence1\tsentence2\n0\t{MNLI_ROW}\n",
                                [("0", "Conceptually so.", 'It has "two" parts.', None)]),
-    ("mnli", "test_mismatched"): ("test_mismatched.tsv", f"{MNLI}\tsentence1\tsentence2\n9847\t{MNLI_ROW}\n",
-                                  [("9847", "Conceptually so.", 'It has "two" parts.', None)]),
     ("mnli", "diagnostic"): ("diagnostic.tsv", "index\tsentence1\tsentence2\n0\tThe cat sat.\tIt did not.\n",
                              [("0", "The cat sat.", "It did not.", None)]),
     ("qnli", "dev"): (
         "dev.tsv",
         "index\tquestion\tsentence\tlabel\n0\tWhat?\tThat.\tentailment\n1\tWho?\tHe.\tnot_entailment\n",
         [("0", "What?", "That.", "entailment"), ("1", "Who?", "He.", "not_entailment")]),
-    ("qnli", "test"): ("test.tsv", "index\tquestion\tsentence\n0\tWhat?\tThat.\n", [("0", "What?", "That.", None)]),
     ("rte", "train"): ("train.tsv", "index\tsentence1\tsentence2\tlabel\n0\tNo WMD.\tWMD.\tnot_entailment\n",
                        [("0", "No WMD.", "WMD.", "not_entailment")]),
     ("wnli", "train"): ("train.tsv", "index\tsentence1\tsentence2\tlabel\r\n0\tI stuck it.\tIt leaked.\t1\r\n",

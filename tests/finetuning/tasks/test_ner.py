@@ -11,13 +11,11 @@ from etils import epath
 from bert_jax.errors import InputError
 from bert_jax.finetuning.task import BadRows, Split
 from bert_jax.finetuning.tasks.ner import (
-    EntityScore,
     NerTask,
     TaggedSentence,
     TagWindow,
     encode_windows,
     entity_scores,
-    entity_spans,
     to_bio,
     write_conll,
 )
@@ -128,23 +126,6 @@ def test_files_without_a_sentence_are_refused(tmp_path: Path):
         read(tmp_path / "b")
 
 
-@pytest.mark.parametrize(
-    ("tags", "spans"),
-    [
-        ("O I-A I-A O", [("A", 1, 3)]),
-        ("B-A I-A B-A", [("A", 0, 2), ("A", 2, 3)]),
-        ("I-A I-B I-B", [("A", 0, 1), ("B", 1, 3)]),
-        ("B-A I-B O I-A", [("A", 0, 1), ("B", 1, 2), ("A", 3, 4)]),
-        ("S-A E-A I-A", [("A", 0, 1), ("A", 1, 2), ("A", 2, 3)]),
-        ("B-A I-A E-A S-A", [("A", 0, 3), ("A", 3, 4)]),
-        ("B-A-B I-A-B", [("A-B", 0, 2)]),
-        ("", []),
-    ],
-)
-def test_spans(tags: str, spans: list):
-    assert entity_spans(tags.split()) == spans
-
-
 @pytest.mark.parametrize("prefixes", ["I", "BI", "BIES"])
 def test_scores_are_seqevals(prefixes: str):
     seqeval = pytest.importorskip("seqeval.metrics")
@@ -162,15 +143,6 @@ def test_scores_are_seqevals(prefixes: str):
                 (theirs["precision"], theirs["recall"], theirs["f1-score"], theirs["support"])
             )
         assert set(by_type) == set(report) - {"macro avg", "weighted avg"}
-
-
-def test_scores_by_hand():
-    overall, by_type = entity_scores([["B-A", "I-A", "O", "B-B"]], [["B-A", "O", "B-A", "B-B"]])
-    assert (overall.precision, overall.recall, overall.f1) == (1 / 3, 1 / 2, 2 / 5)
-    assert by_type == {"A": EntityScore(1, 2, 0), "B": EntityScore(1, 1, 1)}
-    assert (by_type["A"].precision, by_type["A"].recall, by_type["A"].f1) == (0.0, 0.0, 0.0)
-    nothing, none = entity_scores([["O"]], [["O"]])
-    assert (nothing.precision, nothing.recall, nothing.f1, none) == (0.0, 0.0, 0.0, {})
 
 
 def test_bio_by_hand():

@@ -232,20 +232,6 @@ def score_answers(questions: list[Question], predictions: dict[str, str]) -> dic
     return {name: value for name, value in scores.items() if not name.startswith("best_")}
 
 
-def test_thresholds_by_hand():
-    questions = [question("a", "fox"), question("b"), question("c", "old owl"), question("d")]
-    best = {"a": "fox", "b": "tree", "c": "owl", "d": "leaf"}
-    odds = {"a": -3.0, "b": 5.0, "c": 1.0, "d": 4.0}
-    found = best_thresholds(questions, best, odds)
-    assert found["exact"] == (75.0, -3.0)  # c is never right.
-    assert found["f1"] == (pytest.approx(100 * (3 + 2 / 3) / 4), 1.0)
-    scores = score_v2(questions, best, odds, 1.0)
-    assert (scores["best_exact"], scores["best_exact_thresh"]) == found["exact"]
-    assert (scores["best_f1"], scores["best_f1_thresh"]) == found["f1"]
-    # Where no answer is the best answer everywhere, the script says 0.
-    assert best_thresholds(questions, dict.fromkeys(best, "no"), odds)["f1"] == (50.0, 0.0)
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_random_files_of_version_2(seed: int):
     rng = random.Random(seed)
