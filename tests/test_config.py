@@ -236,7 +236,7 @@ def test_overrides_take_the_type_of_the_key():
         ("total_steps", "1.5"),
         ("total_steps", "1e30"),
         ("total_steps", "True"),
-        ("eval_at_start", "maybe"),
+        ("mesh.zero1", "maybe"),
         ("optimizer.eps", "small"),
     ],
 )

@@ -216,7 +216,7 @@ def plan_step(
     settings = build_settings(config, mesh, model, head)
     optimizer = make_optimizer(recipe, drop_parts(head.frozen, abstract_parameters(model, **settings)[2]))
     spec = describe_state(
-        mesh, model, optimizer, config.seed, frozen=head.frozen, **settings
+        mesh, model, optimizer, config.seed, zero1=config.mesh.zero1, frozen=head.frozen, **settings
     )  # fmt: skip
     return spec, make_train_step(
         mesh, spec, optimizer, schedule, task_objective(head, class_weights),

@@ -7,7 +7,7 @@ parameter is still sharded along it.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -78,6 +78,26 @@ def gather_model(
     return functools.partial(merged, gather_layer=gather_layer)
 
 
+def shard_along_data(parameters: Parameters, shardings: Parameters) -> Parameters:
+    """Shards moments along `data` as well: ZeRO stage 1 (Rajbhandari et al. 2020, arXiv:1910.02054).
+
+    `data` shards the longest dimension that is not sharded yet and is divisible by its size. A parameter without such a
+    dimension, like a small bias on a large mesh, keeps its sharding.
+    """
+
+    def shard(parameter: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedSharding:
+        count = sharding.mesh.shape["data"]
+        axes = list(sharding.spec) + [None] * (len(parameter.shape) - len(sharding.spec))
+        unsharded = [i for i, axis in enumerate(axes) if axis is None or sharding.mesh.shape[axis] == 1]
+        divisible = [i for i in unsharded if parameter.shape[i] % count == 0]
+        if count > 1 and divisible:
+            axes[max(divisible, key=lambda i: parameter.shape[i])] = "data"
+        return NamedSharding(sharding.mesh, PartitionSpec(*axes))
+
+    result: Parameters = jax.tree.map(shard, parameters, shardings)
+    return result
+
+
 def like_parameters(mesh: Mesh | AbstractMesh, tree: Any, parameters: Parameters, shardings: Parameters) -> Any:
     """Returns shardings for an optimizer's state, `tree`, which put moments on the devices of their parameters.
 
@@ -135,17 +155,28 @@ def varying_zeros(mesh: Mesh, like: Any) -> Any:
 
 
 @jax.named_scope("gradient_reduction")
-def reduce_gradients(gradients: Parameters, shardings: Parameters, reduce_dtype: jnp.dtype) -> Parameters:
-    """Sums the gradients of each device's rows to those of the global batch, in `reduce_dtype`."""
+def reduce_gradients(
+    gradients: Parameters, shardings: Parameters, targets: Parameters, reduce_dtype: jnp.dtype
+) -> Parameters:
+    """Reduces the gradients of each device's rows to those of the global batch, in `reduce_dtype`.
 
-    def total(value: jax.Array, sharding: NamedSharding) -> jax.Array:
-        axes = _replicated_axes(sharding)
-        if not axes:
+    Inputs are sharded as `shardings`, outputs as `targets`, which may be sharded along `data` as well: that axis is
+    then reduce-scattered.
+    """
+
+    def total(value: jax.Array, sharding: NamedSharding, target: NamedSharding) -> jax.Array:
+        have = manual_spec(sharding)
+        cuts = [(dimension, axis) for dimension, axis in enumerate(manual_spec(target)) if axis not in (None, *have)]
+        if not cuts and not _replicated_axes(target):
             return value
-        reduce = _on_tensor_shards(lambda x: jax.lax.psum(x, axes), sharding)
-        return reduce(value.astype(reduce_dtype)).astype(value.dtype)
 
-    result: Parameters = jax.tree.map(total, gradients, shardings)
+        def reduce(x: jax.Array) -> jax.Array:
+            result: jax.Array = jax.lax.psum(_scatter(x, cuts), _replicated_axes(target))
+            return result
+
+        return _on_tensor_shards(reduce, sharding)(value.astype(reduce_dtype)).astype(value.dtype)
+
+    result: Parameters = jax.tree.map(total, gradients, shardings, targets)
     return result
 
 
@@ -163,6 +194,16 @@ def _on_tensor_shards(
     return jax.shard_map(collective, in_specs=spec, out_specs=spec, axis_names=set(mesh.axis_names) - set(axes))
 
 
+Cuts = Sequence[tuple[int, str]]
+"""Pairs of (dimension, the mesh axis that shards it)."""
+
+
+def _scatter(x: jax.Array, cuts: Cuts) -> jax.Array:
+    for dimension, axis in cuts:
+        x = jax.lax.psum_scatter(x, axis, scatter_dimension=dimension, tiled=True)
+    return x
+
+
 def gather(value: jax.Array, sharding: NamedSharding, dtype: jnp.dtype, reduce_dtype: jnp.dtype) -> jax.Array:
     """All-gathers a parameter as `dtype`; its gradient is reduce-scattered in `reduce_dtype`."""
     cuts = [(dimension, axis) for dimension, axis in enumerate(manual_spec(sharding)) if axis is not None]
@@ -174,17 +215,13 @@ def gather(value: jax.Array, sharding: NamedSharding, dtype: jnp.dtype, reduce_d
             x = jax.lax.all_gather(x, axis, axis=dimension, tiled=True)
         return x
 
-    def scatter(x: jax.Array) -> jax.Array:
-        for dimension, axis in cuts:
-            x = jax.lax.psum_scatter(x, axis, scatter_dimension=dimension, tiled=True)
-        return x
-
     @jax.custom_vjp
     def gather_shards(x: jax.Array) -> jax.Array:
         return _on_tensor_shards(all_gather, sharding)(x.astype(dtype))
 
     def backward(_: None, gradient: jax.Array) -> tuple[jax.Array]:
-        return (_on_tensor_shards(scatter, sharding)(gradient.astype(reduce_dtype)).astype(value.dtype),)
+        scatter = _on_tensor_shards(lambda x: _scatter(x, cuts), sharding)
+        return (scatter(gradient.astype(reduce_dtype)).astype(value.dtype),)
 
     gather_shards.defvjp(lambda x: (gather_shards(x), None), backward)
     return gather_shards(value)

@@ -182,7 +182,7 @@ def plan_state(
         optimizer = leave_untrained(optimizer, untrained)
     platform = platform or mesh.devices.flat[0].platform
     settings = model_settings(config, model.num_hidden_layers, platform)
-    return optimizer, describe_state(mesh, model, optimizer, config.seed, **settings)
+    return optimizer, describe_state(mesh, model, optimizer, config.seed, zero1=config.mesh.zero1, **settings)
 
 
 def plan_step(mesh: Mesh, plan: Plan, model: BertConfig) -> tuple[StateSpec, TrainStep]:

@@ -28,6 +28,7 @@ from bert_jax.parallel.sharding import (
     mark_varying,
     parameter_shardings,
     reduce_gradients,
+    shard_along_data,
     shard_map_over_batch,
     varying_zeros,
 )
@@ -107,13 +108,14 @@ class TrainState:
 class StateSpec:
     """Plan of a state: the model's graph, shapes and shardings, and the function that makes it.
 
-    The `frozen` parts of the model have no moments.
+    `moments` has the shardings of each parameter's moments, in which its update is computed, too. Frozen parts of the
+    model have no moments and are not in it.
     """
 
     graph: nnx.GraphDef[Any]
     abstract: TrainState  # of jax.ShapeDtypeStruct with shardings
     shardings: TrainState
-    frozen: Collection[str]
+    moments: Parameters  # shardings
     seed: int
     initialize: Any  # (key of the seed, given parts of the parameters) -> TrainState; jitted
 
@@ -124,7 +126,7 @@ class StateSpec:
 
     def trained(self, tree: Parameters) -> Parameters:
         """Drops the frozen parts of the model from a tree like the parameters."""
-        return drop_parts(self.frozen, tree)
+        return {part: value for part, value in tree.items() if part in self.moments}
 
 
 def key_data(seed: int) -> np.ndarray:
@@ -139,12 +141,13 @@ def describe_state(
     optimizer: optax.GradientTransformationExtraArgs,
     seed: int,
     *,
+    zero1: bool = False,
     frozen: Collection[str] = (),
     **settings: Any,
 ) -> StateSpec:
     """Plans the state of a run; `settings` go to `initialize`. On an `AbstractMesh` it cannot be made.
 
-    The optimizer does not update the `frozen` parts of the model.
+    With `zero1` moments are sharded along `data`. The optimizer does not update the `frozen` parts of the model.
     """
     graph, shapes, info = abstract_parameters(model, **settings)
 
@@ -161,6 +164,7 @@ def describe_state(
     replicated = NamedSharding(mesh, PartitionSpec())
     sharded_parameters = parameter_shardings(mesh, info)
     trained, moments = (drop_parts(frozen, tree) for tree in (shapes, sharded_parameters))
+    moments = shard_along_data(trained, moments) if zero1 else moments
     shardings = TrainState(
         step=replicated,
         parameters=sharded_parameters,
@@ -173,7 +177,7 @@ def describe_state(
     )
     options = quick_compile_options(mesh) or None
     jitted = jax.jit(make, out_shardings=shardings, donate_argnums=1, compiler_options=options)
-    return StateSpec(graph, abstract, shardings, frozen, seed, jitted)
+    return StateSpec(graph, abstract, shardings, moments, seed, jitted)
 
 
 def drop_parts(parts: Collection[str], parameters: Parameters) -> Parameters:
@@ -250,7 +254,7 @@ def make_train_step(
     The batch has a leading axis of microbatches: [A, B / A, ...]. Losses are sums over the global batch divided by its
     own counts, so that A changes memory and nothing else. A step whose loss, gradient or update is not finite is
     skipped: parameters and the state of the optimizer, whichever it is, stay, and the step is counted. Frozen parts of
-    the model are not differentiated and count in no norm.
+    the model, which are not in `spec.moments`, are not differentiated and count in no norm.
 
     Args:
       mesh: the devices.
@@ -298,7 +302,7 @@ def make_train_step(
         else:
             zeros = varying_zeros(mesh, (trained, {"loss": jnp.float32(0), **counts}))
             (gradients, metrics), _ = jax.lax.scan(accumulate, zeros, (rows, batch))
-        gradients = reduce_gradients(gradients, spec.trained(shardings), gradient_reduce_dtype)
+        gradients = reduce_gradients(gradients, spec.trained(shardings), spec.moments, gradient_reduce_dtype)
         return gradients, jax.lax.psum(metrics, batch_mesh_axes(mesh))
 
     def train_step(
@@ -310,10 +314,11 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(seed_data), 1), state.step)
         shape = entries["input_ids"].shape[:2]
         rows = jnp.arange(math.prod(shape)).reshape(shape)  # of the global batch, for any number of microbatches
-        specs = jax.tree.map(manual_spec, shardings)
+        # Gradients come out with the shardings of the moments, which update them.
+        specs, moment_specs = (jax.tree.map(manual_spec, tree) for tree in (shardings, spec.moments))
         sharded, replicated = PartitionSpec(None, batch_mesh_axes(mesh)), PartitionSpec()
         gradients, metrics = shard_map_over_batch(
-            local_gradients, mesh, (specs, sharded, sharded, replicated, replicated), (spec.trained(specs), replicated)
+            local_gradients, mesh, (specs, sharded, sharded, replicated, replicated), (moment_specs, replicated)
         )(state.parameters, entries, rows, key, objective.denominators(entries))
 
         state, metrics = apply_gradients(spec, optimizer, state, gradients, metrics, schedule(state.step))

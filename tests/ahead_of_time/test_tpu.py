@@ -56,6 +56,20 @@ def test_gradients_are_sent_in_the_type_that_is_chosen_and_programs_of_v6e_can_b
 
 
 @pytest.mark.long
+def test_zero1_scatters_gradients_and_gathers_parameters():
+    found = compiled("--topology=v5e:2x4", mesh__zero1=True)
+    whole = compiled("--topology=v5e:2x4")
+    moments = 2 * 4 * parameters()
+    assert whole["argument_bytes"] - found["argument_bytes"] == pytest.approx(7 / 8 * moments, rel=0.01)
+    sent = {kind: sum(one["bytes"] for one in found["collectives"] if one["kind"] == kind) for kind in (
+        "all-reduce", "all-gather", "reduce-scatter"
+    )}  # fmt: skip
+    assert sent["all-gather"] == pytest.approx(4 * parameters(), rel=0.01)
+    # Small arrays are padded before they are cut.
+    assert sent["all-reduce"] + sent["reduce-scatter"] == pytest.approx(4 * parameters(), rel=0.03)
+
+
+@pytest.mark.long
 def test_slices_add_up_over_the_network_between_them_what_each_has_scattered():
     found = compiled("--topology=v5e:2x2", "--num_slices=2")
     assert found["mesh"]["data"] == 8

@@ -20,9 +20,10 @@ from bert_jax.training.pretrain import plan_state
 GOLDEN = Path(__file__).parent / "golden"
 MESHES = {
     "data8": {"data": 8},
+    "data8_zero1": {"data": 8, "zero1": True},
     "fsdp8": {"data": 1, "fsdp": 8},
     "data4_tensor2": {"data": 4, "tensor": 2},
-    "data2_fsdp2_tensor2": {"data": 2, "fsdp": 2, "tensor": 2},
+    "data2_fsdp2_tensor2_zero1": {"data": 2, "fsdp": 2, "tensor": 2, "zero1": True},
 }
 
 

@@ -137,7 +137,7 @@ def test_pretraining_with_all_hooks_stops_and_resumes(strict, dataset_dir: Path,
 
 @pytest.mark.long
 def test_pretraining_on_all_axes_of_a_mesh(strict, all_devices, dataset_dir: Path, tmp_path: Path):  # noqa: F811
-    mesh = {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2, "gradient_accumulation": 2}
+    mesh = {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2, "mesh__zero1": True, "gradient_accumulation": 2}
     pretrain(config_of(dataset_dir, total_steps=4, phases="()", **mesh), str(tmp_path))
     assert newest_step(epath.Path(tmp_path)).name == "4"
 

@@ -38,14 +38,14 @@ make_batch = functools.partial(batches.make_batch, rows=ROWS, length=LENGTH, pre
 
 @functools.cache
 def _programs(
-    model: BertConfig, sizes: tuple[int, ...], nsp: bool, scan_layers: bool,
+    model: BertConfig, sizes: tuple[int, ...], nsp: bool, scan_layers: bool, zero1: bool,
     gradient_reduce_dtype: jnp.dtype, optimizer: tuple[tuple[str, object], ...],
 ) -> tuple[Mesh, StateSpec, TrainStep]:  # fmt: skip
     """Mesh, plan of the state and step, traced once for all tests that run the same."""
     mesh = make_mesh(MeshKeys(*sizes), jax.devices()[: math.prod(sizes)])
     config = load_config("default", [(f"optimizer.{name}", str(value)) for name, value in optimizer]).optimizer
     transformation = make_optimizer(config, abstract_parameters(model)[2])
-    spec = describe_state(mesh, model, transformation, seed=0, scan_layers=scan_layers)
+    spec = describe_state(mesh, model, transformation, seed=0, zero1=zero1, scan_layers=scan_layers)
     step = make_train_step(
         mesh, spec, transformation, learning_rate_schedule(1e-2, 2, 100), objectives.pretraining(nsp=nsp),
         seed=0, gradient_reduce_dtype=gradient_reduce_dtype,
@@ -66,12 +66,13 @@ class Run:
         microbatches=1,
         nsp=True,
         scan_layers=True,
+        zero1=False,
         gradient_reduce_dtype=jnp.float32,
         **optimizer,
     ):
         self.microbatches = microbatches
         self.mesh, self.spec, self.step = _programs(
-            model, (data, fsdp, tensor), nsp, scan_layers, gradient_reduce_dtype, tuple(optimizer.items())
+            model, (data, fsdp, tensor), nsp, scan_layers, zero1, gradient_reduce_dtype, tuple(optimizer.items())
         )
         self.state = self.spec.make()
 
@@ -98,10 +99,10 @@ def one_device():
 @pytest.mark.parametrize(
     "sizes",
     [
-        pytest.param({"data": 8}, marks=pytest.mark.long),
+        pytest.param({"data": 8, "zero1": True}, marks=pytest.mark.long),
         pytest.param({"fsdp": 8}, marks=pytest.mark.long),
         pytest.param({"tensor": 4}, marks=pytest.mark.long),
-        pytest.param({"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.long),
+        pytest.param({"data": 2, "fsdp": 2, "tensor": 2, "zero1": True}, marks=pytest.mark.long),
         {"data": 2, "fsdp": 2, "tensor": 2, "microbatches": 4},
     ],
     ids=lambda sizes: "-".join(f"{axis}{size}" for axis, size in sizes.items()),
@@ -152,6 +153,25 @@ def test_lamb_is_invariant_to_mesh_and_layer_scan():
     expected = trained(True)
     assert_close(trained(False), expected, rtol=1e-6, atol=1e-6)
     assert_close(trained(True, data=2, fsdp=2, tensor=2), expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.long
+def test_zero1_shards_moments_along_data_and_replicates_parameters():
+    run = Run(data=4, zero1=True)
+    run(make_batch(0))
+    kernel = run.state.parameters["encoder"]["layers"]["feed_forward"]["up_kernel"]
+    assert kernel.addressable_shards[0].data.shape == (2, 32, 64)
+    for tree in (run.state.optimizer_state[1].mu, run.state.optimizer_state[1].nu):
+        moment = tree["encoder"]["layers"]["feed_forward"]["up_kernel"]
+        assert moment.addressable_shards[0].data.shape == (2, 32, 16)  # along the longest dimension
+    found = collectives(Run(data=4, zero1=True, microbatches=2))
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(run.spec.abstract.parameters))
+    elements = {kind: sum(n for other, _, n in found if other == kind) for kind, *_ in found}
+    # Two biases are not divisible and are all-reduced, with scalars.
+    assert parameters - 4 <= elements["all-gather"] <= parameters
+    assert parameters - 4 <= elements["reduce-scatter"] <= parameters
+    assert elements["all-reduce"] < 100
+    assert {depth for _, depth, _ in found} == {0}
 
 
 @pytest.mark.long
