@@ -60,10 +60,10 @@ def _add_bias_backward(bias: jax.Array, gradient: jax.Array) -> tuple[jax.Array,
         return gradient.astype(bias.dtype).sum(axis=range(gradient.ndim - bias.ndim))
 
     def on_cpu(gradient: jax.Array) -> jax.Array:
-        rows = gradient.reshape(-1, bias.size)
+        rows = gradient.reshape(-1, *bias.shape)
         ones = jnp.ones(len(rows), rows.dtype)
-        total = jnp.matmul(ones, rows, precision="highest", preferred_element_type=jnp.float32)
-        return total.reshape(bias.shape).astype(bias.dtype)
+        total = jnp.tensordot(ones, rows, axes=1, precision="highest", preferred_element_type=jnp.float32)
+        return total.astype(bias.dtype)
 
     return gradient, jax.lax.platform_dependent(gradient, default=plain, cpu=on_cpu)
 
