@@ -163,7 +163,7 @@ def test_a_dataset_in_a_store(whole, corpus_file, tokenizer, store, tmp_path, mo
     folder = epath.Path("gs://bucket/data")
     options = PrepareOptions(**SMALL, **AS_WHOLE)
     store.fail("torn/train-00003", status=403)
-    with pytest.raises(InputError, match="gs://bucket/torn.*Forbidden"):
+    with pytest.raises(InputError, match=r"gs://bucket/torn.*Forbidden"):
         prepare([str(corpus_file)], tokenizer, "gs://bucket/torn", options, scratch=str(tmp_path))
     store.faults.clear()
     assert "torn/tokenizer.json" in store.names()
