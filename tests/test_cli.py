@@ -20,7 +20,7 @@ from bert_jax import cli
 from bert_jax.command_line import arguments as module
 from bert_jax.command_line.arguments import COMMANDS
 from bert_jax.errors import InputError
-from bert_jax.text.tokenizer import SPECIAL_TOKENS, read_tokenizer
+from bert_jax.text.tokenizer import read_tokenizer
 from bert_jax.tracking.metrics import read_metrics
 
 SHORT = {
@@ -58,18 +58,6 @@ def go(folder: Path, training: dict[str, object]) -> Path:
 @pytest.fixture(scope="module")
 def journey(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return go(tmp_path_factory.mktemp("journey"), SHORT)
-
-
-def test_vocabulary(journey: Path):
-    pieces = read_tokenizer(journey / "vocab.json").vocab
-    assert pieces[:5] == SPECIAL_TOKENS
-    assert {"sailor", "ship"} <= set(pieces)
-
-
-def test_dataset(journey: Path):
-    info = json.loads((journey / "data" / "dataset.json").read_text())
-    assert info["seq_len"] == 64
-    assert info["splits"]["train"]["documents"] + info["splits"]["eval"]["documents"] == 400
 
 
 def evaluate(folder: Path, capsys: pytest.CaptureFixture) -> dict[str, float]:
@@ -261,14 +249,6 @@ def test_bad_corpora(vocabulary_file: Path, tmp_path: Path, capsys: pytest.Captu
     fails_with_one_line(prepare(tmp_path / "latin.txt", "--errors", "replace"), capsys, str(tmp_path / "data"))
 
 
-def test_bad_vocabularies(corpus_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
-    (tmp_path / "tokenizer.json").write_text('{"model": {"type": "WordPiece", "vocab": {"[PAD]": 0, "the": 1}}}')
-    arguments = ["prepare", "--input", corpus_file, "--vocab", tmp_path / "tokenizer.json"]
-    fails_with_one_line([*arguments, "--output", tmp_path / "data"], capsys, "[MASK]", "tokenizer.json")
-    arguments = ["vocab", "--input", corpus_file, "--size", 10, "--output", tmp_path / "small.json"]
-    fails_with_one_line(arguments, capsys, "10")
-
-
 def test_bad_options_are_refused_before_files_are_read(tmp_path: Path, capsys: pytest.CaptureFixture):
     arguments = ["prepare", "--input", tmp_path / "none", "--vocab", tmp_path / "none", "--output", tmp_path / "data"]
     fails_with_one_line([*arguments, "--seq_len=7"], capsys, "--seq_len=7", "8")
@@ -352,11 +332,6 @@ def test_evaluate_wants_a_batch(journey: Path, capsys: pytest.CaptureFixture):
     arguments = ["evaluate", "--checkpoint", journey / "run", "--data", journey / "data", "--batch_size", 0]
     fails_with_one_line(arguments, capsys, "--batch_size", "65536", "0")
     fails_with_one_line([*arguments[:-1], 10**12], capsys, "--batch_size", "65536")
-
-
-def test_evaluate_refuses_another_vocabulary(journey: Path, dataset_dir: Path, capsys: pytest.CaptureFixture):
-    arguments = ["evaluate", "--checkpoint", journey / "run", "--data", dataset_dir]
-    fails_with_one_line(arguments, capsys, str(dataset_dir))
 
 
 def test_fill_mask_wants_a_mask(journey: Path, capsys: pytest.CaptureFixture):

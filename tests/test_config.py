@@ -76,35 +76,6 @@ def test_a_config_records_its_parameters():
         assert all(parameters(name, number(size)) == number(count) for count, size in recorded)
 
 
-def test_a_config_records_its_tokens():
-    for name in ("bert", "bert_tiny", "ablations", "quickstart"):
-        (recorded,) = re.findall(r"^Tokens: ([\d,]+) ", spelled_out(name), re.M)
-        assert tokens(name) == number(recorded)
-    recipes = re.findall(r"^    (\S+) +([\d,]{14,})  ", spelled_out("bert_large"), re.M)
-    assert [recipe for recipe, _ in recipes] == ["(none)", "v5p", "lamb"]
-    for recipe, recorded in recipes:
-        assert tokens("bert_large" if recipe == "(none)" else f"bert_large:{recipe}") == number(recorded)
-    for other in ("v4", "v5e", "v6e", "tpu7x", "a100", "h100", "h200", "b200", "gb200"):
-        assert tokens(f"bert_large:{other}") == tokens("bert_large:v5p")
-        assert tokens(f"bert_large:lamb_{other}") == tokens("bert_large:lamb")
-
-
-RUNS = sorted(
-    str(path.relative_to(REPOSITORY / "configs").with_suffix(""))
-    for path in (REPOSITORY / "configs").rglob("*.py")
-    if not path.stem.startswith("_") and path.stem != "default"
-)
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_a_config_is_the_record_of_a_run(name: str):
-    docstring = spelled_out(name)
-    assert re.search(r"^    bert-jax ", docstring, re.M)
-    if not name.startswith("studies/"):
-        assert re.search(r"^Hardware, time: ", docstring, re.M)
-        assert re.search(r"^Score to expect: ", docstring, re.M)
-
-
 def test_a_size_is_a_config_by_its_name():
     for name, spec in ALIASES.items():
         assert to_dict(load_config(name)) == to_dict(load_config(spec))
@@ -195,13 +166,6 @@ def test_a_warmup_that_exceeds_the_run_is_refused():
     config = load_config("bert_tiny", [("total_steps", "40")])
     with pytest.raises(InputError, match=r"optimizer\.warmup_steps=500: .*total_steps=40.*optimizer\.warmup_steps=4\b"):
         check_config(config, config.total_steps)
-
-
-def test_listing_has_every_config_with_a_sentence():
-    found = config_listing.summaries()
-    assert set(found) >= {"bert_tiny", "bert_base", "finetune/glue", "studies/table5"}
-    assert all(text.endswith(".") for text in found.values())
-    assert {config_listing.kind_of(name) for name in found} == set(config_listing.KINDS)
 
 
 @pytest.mark.parametrize("command", config_listing.KINDS)

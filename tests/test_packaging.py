@@ -6,8 +6,6 @@ import re
 import runpy
 import subprocess
 import sys
-import tarfile
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,11 +17,6 @@ from support import helpers
 import bert_jax
 
 REPOSITORY = helpers.REPOSITORY
-SHIPPED = {  # by the source distribution, at the top level
-    "CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "PKG-INFO", "README.md", "bert_jax", "bert_jax.egg-info",
-    "configs", "constraints", "pyproject.toml", "requirements.txt", "setup.cfg", "setup.py",
-}  # fmt: skip
-MAX_BYTES = 2 << 20
 
 
 @pytest.fixture
@@ -108,27 +101,6 @@ def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--no-deps", "--no-index"]
     run(*pip, wheel, cwd=folder)
     return folder / "bin"
-
-
-@pytest.mark.long
-def test_the_wheel_has_the_package_and_nothing_else(built: Path):
-    (wheel,) = built.glob("*.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    expected = {f"bert_jax/{name}" if name.startswith("configs/") else name for name in tracked("bert_jax", "configs")}
-    assert {name for name in names if ".dist-info/" not in name} == expected
-    assert "bert_jax/py.typed" in names
-    assert any(name.endswith("/LICENSE") for name in names)
-    assert wheel.stat().st_size < MAX_BYTES
-
-
-@pytest.mark.long
-def test_the_sdist_has_what_builds_it_and_no_tests(built: Path):
-    (sdist,) = built.glob("*.tar.gz")
-    with tarfile.open(sdist) as archive:
-        names = [name.partition("/")[2] for name in archive.getnames() if "/" in name]
-    assert {name.partition("/")[0] for name in names} == SHIPPED
-    assert set(tracked("bert_jax", "configs", "constraints")) <= set(names)
-    assert sdist.stat().st_size < MAX_BYTES
 
 
 @pytest.mark.long

@@ -1,11 +1,9 @@
 """The GPU benchmark: what it resumes, what it records of failures, when it stops; and a rehearsal of all parts."""
 
-import argparse
 import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import gpu
@@ -60,44 +58,6 @@ def test_final_outcomes_are_not_measured_again(tmp_path: Path):
     assert measure(tmp_path, results) == ["broken"]
     assert rows(tmp_path)["fits"]["speed"] == 2.0
     assert measure(tmp_path, results, {**KEY, "device": "NVIDIA A100"}) == list(results)
-
-
-PART = """
-import json, os, signal, sys, time
-sys.path.insert(0, {benchmarks!r})
-from pathlib import Path
-from on_gpu.cases import Cases
-from record import Record
-deadline = float(sys.argv[sys.argv.index("--deadline") + 1])
-cases = Cases(Record(Path({folder!r}) / "gpu_speed.json", []), {columns!r}, {key!r}, deadline)
-cases.measure("good", lambda: {{"speed": 1.0}})
-cases.measure("bad", lambda: {bad})
-cases.measure("last", lambda: {{"speed": 3.0}})
-sys.exit(0 if cases.is_complete else 1)
-"""
-
-
-@pytest.mark.parametrize(
-    ("bad", "seconds", "status", "outcomes"),
-    [
-        ("os.kill(os.getpid(), signal.SIGSEGV)", 60, 0, ["measured", "crashed", "measured"]),
-        ("1 / 0", 60, 1, ["measured", "failed: ZeroDivisionError: division by zero", "measured"]),
-        ("time.sleep(600)", 6, cases.OUT_OF_TIME, ["measured"]),
-        ("](", 60, 1, None),
-    ],
-)
-def test_part_ends_at_its_deadline_or_after_its_last_case(
-    bad: str, seconds: float, status: int, outcomes: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    script = tmp_path / "part.py"
-    script.write_text(PART.format(benchmarks=str(BENCHMARKS), folder=str(tmp_path), columns=COLUMNS, key=KEY, bad=bad))
-    monkeypatch.setattr(gpu, "__file__", str(script))
-    monkeypatch.setattr(sys, "argv", ["gpu.py"])
-    began = time.time()
-    assert gpu.run_part_until("speed", argparse.Namespace(json_folder=tmp_path), began + seconds) == status
-    assert time.time() - began < 60
-    if outcomes:
-        assert [row["outcome"] for row in rows(tmp_path).values()] == outcomes
 
 
 @pytest.mark.parametrize("seq_len", [128, 512])

@@ -75,38 +75,6 @@ def test_text_classification(count: int, exported):
             assert ours["probabilities"][entry["label"]] == pytest.approx(entry["score"], abs=1e-4)
 
 
-@NUMBERS
-def test_token_classification(count: int, exported):
-    """The tag of a word is that of its first piece."""
-    live, folder = exported("tag")
-    given = [text for text in texts(3 * count) if len(text.split()) < 20][:count]
-    pipeline = transformers.pipeline("token-classification", model=str(folder), ignore_labels=[])
-    for text, entries, ours in zip(given, pipeline(given), live.predict(given), strict=True):
-        by_start = {entry["start"]: entry["entity"] for entry in entries}
-        starts = [match.start() for match in re.finditer(r"\S+", text)]
-        assert ours["prediction"] == [by_start[start] for start in starts], text
-
-
-@NUMBERS
-def test_question_answering(count: int, exported):
-    """`transformers` 5 has no pipeline for questions: the best span of its model's outputs is found here."""
-    live, folder = exported("span")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    model = transformers.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
-    pairs = [(f"the {text.split()[1]}", text) for text in texts(3 * count) if len(text.split()) < 20][:count]
-    answers = live.predict([question for question, _ in pairs], [context for _, context in pairs])
-    for (question, context), ours in zip(pairs, answers, strict=True):
-        encoded = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
-        offsets, types = encoded.pop("offset_mapping")[0].tolist(), encoded["token_type_ids"][0]
-        with torch.no_grad():
-            outputs = model(**encoded)
-        scores = outputs.start_logits[0][:, None] + outputs.end_logits[0][None, :]
-        inside = (types == 1) & (encoded["input_ids"][0] != tokenizer.sep_token_id)
-        allowed = torch.triu(inside[:, None] & inside[None, :]) & ~torch.triu(torch.ones_like(scores).bool(), 30)
-        start, end = divmod(int(scores.masked_fill(~allowed, -1e9).argmax()), scores.shape[1])
-        assert ours["prediction"] == context[offsets[start][0] : offsets[end][1]], context
-
-
 @pytest.mark.parametrize("kind", ["classify", "tag", "span"])
 def test_imported_again_it_predicts_the_same(kind: str, exported, tmp_path: Path):
     live, folder = exported(kind)

@@ -1,6 +1,5 @@
 """Tests the variants of folders that import reads, and the errors for those it refuses."""
 
-import json
 import pickle
 from pathlib import Path
 
@@ -98,29 +97,6 @@ def test_more_layers_than_could_be_named(folder: Path):
     sources.refused(folder, "num_hidden_layers=1000000000000")
 
 
-def test_no_more_weights_are_named_than_one_reads(folder: Path):
-    sources.edit_json(folder / "config.json", num_hidden_layers=3)
-    sources.refused(folder, "bert.encoder.layer.2.attention.self.query.weight [48, 48]", " 12 more")
-
-
-@pytest.mark.parametrize(
-    ("architecture", "missing"),
-    [
-        ("BertForPreTraining", "cls.seq_relationship.weight"),
-        ("BertForNextSentencePrediction", "cls.seq_relationship.weight"),
-        (None, ""),
-    ],
-)
-def test_the_architecture_says_which_heads_there_have_to_be(architecture: str | None, missing: str, folder: Path):
-    sources.edit_json(folder / "config.json", architectures=architecture and [architecture])
-    sources.edit_weights(folder, without("cls.seq_relationship.weight"))
-    sources.edit_weights(folder, without("cls.seq_relationship.bias"))
-    if missing:
-        sources.refused(folder, f"{missing} [2, 48]")
-    else:
-        assert import_checkpoint(str(folder), str(folder.with_name("output"))).heads == ("pooler", "mlm_head")
-
-
 def test_a_next_sentence_head_needs_a_pooler(folder: Path):
     sources.edit_json(folder / "config.json", architectures=None)
     sources.edit_weights(folder, lambda weights: [weights.pop(f"bert.pooler.dense.{x}") for x in ("weight", "bias")])
@@ -158,25 +134,10 @@ def test_configs_that_cannot_be_honoured(fields: dict, message: str, folder: Pat
     sources.refused(folder, message, "config.json")
 
 
-@pytest.mark.parametrize("field", ["vocab_size", "layer_norm_eps", "is_decoder", "hidden_act"])
-def test_null_is_no_value(field: str, folder: Path):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), field: None}))
-    sources.refused(folder, f"config.json: {field}", "None")
-
-
 @pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000], ids=["open", "list", "deep"])
 def test_a_config_that_is_none(text: str, folder: Path):
     (folder / "config.json").write_text(text)
     sources.refused(folder, "config.json")
-
-
-def test_absent_fields_are_what_transformers_takes_them_for(folder: Path):
-    sources.edit_json(
-        folder / "config.json", hidden_act=None, layer_norm_eps=None, type_vocab_size=None, model_type=None
-    )
-    config = import_checkpoint(str(folder), str(folder.with_name("output"))).bert_config
-    assert (config.hidden_act, config.layer_norm_eps, config.type_vocab_size) == ("gelu", 1e-12, 2)
 
 
 # --- Folders ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from support import child_processes, helpers
 
 REPOSITORY = helpers.REPOSITORY
 SBATCH = REPOSITORY / "launch" / "slurm.sbatch"
-SCRIPTS = sorted({*REPOSITORY.glob("launch/*.sh"), *REPOSITORY.glob("benchmarks/*.sh"), SBATCH})
 
 
 class Slurm:
@@ -121,20 +120,6 @@ def test_dry_run_of_a_job_prints_its_commands(slurm: Slurm):
     assert shlex.split(lines[0])[1].endswith(" --mine=1")
     assert shlex.split(lines[1])[-3:] == ["bert-jax", "pretrain", "--workdir=a run"]
     assert "--cpus-per-task=8" in lines[1]
-
-
-def test_xla_knows_the_flags(slurm: Slurm):
-    # A flag that XLA does not know ends the process.
-    flags = shlex.split(slurm.run("x", DRY_RUN="1")[1].splitlines()[0])[1].removeprefix("XLA_FLAGS=")
-    started = [
-        child_processes.start(
-            [sys.executable, "-c", "import jax; jax.devices()"], stderr=subprocess.PIPE, text=True,
-            env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": given},
-        )
-        for given in (flags, f"{flags} --xla_gpu_no_such_flag=true")
-    ]  # fmt: skip
-    errors = [process.communicate()[1] for process in started]
-    assert [process.returncode == 0 for process in started] == [True, False], errors
 
 
 @pytest.mark.parametrize(
