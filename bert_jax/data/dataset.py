@@ -110,7 +110,7 @@ class DatasetInfo(Section):
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     splits: Mapping[str, SplitInfo] = dataclasses.field(default_factory=lambda: dict.fromkeys(SPLITS, SplitInfo()))
     corpus: Counts = Counts()  # the text that was read, before filters
-    dropped: Mapping[str, Counts] = dataclasses.field(default_factory=dict)  # by rule of `filters.py`
+    dropped: Mapping[str, Counts] = dataclasses.field(default_factory=dict)  # by rule of `shards.RULES`
     arrays: Mapping[str, str] = dataclasses.field(default_factory=dict)  # digest of each .npy file
     format_version: int = FORMAT_VERSION
     hash: str = ""
@@ -285,10 +285,8 @@ def _local_copy(folder: epath.Path, info: DatasetInfo, files: Sequence[str], sha
     for shard in shards:
         found = (local / shard.file).stat().st_size if (local / shard.file).exists() else 0
         if found != shard.bytes:
-            raise InputError(
-                f"{local / shard.file}: missing, truncated or changed: got {found:,} bytes, {INFO_FILE} has "
-                f"{shard.bytes:,}; {_way_out(folder)}"
-            )
+            problem = f"truncated or changed: got {found:,} bytes, {INFO_FILE} has {shard.bytes:,}"
+            raise InputError(f"{local / shard.file}: {problem}; {_way_out(folder)}")
     return local
 
 
@@ -299,10 +297,5 @@ def _way_out(folder: epath.Path) -> str:
 def warn_of_unknown(share: float, tokenizer: Tokenizer, *, above: float, where: str) -> None:
     """Logs a warning if the share of [UNK] in the tokens of `where` is greater than `above`."""
     if share > above:
-        log.warning(
-            "%s: %.1f%% of the tokens are [UNK], which add nothing to training: the vocabulary (%s) may not match the "
-            "text; check its case and its language",
-            where,
-            100 * share,
-            "uncased" if tokenizer.lowercase else "cased",
-        )
+        case = "uncased" if tokenizer.lowercase else "cased"
+        log.warning("%s: %.1f%% of the tokens are [UNK]: the vocabulary (%s) may not match", where, 100 * share, case)

@@ -30,6 +30,8 @@ ADDED_TOKENS = "added_tokens.json"
 _UNIGRAM, _USER_DEFINED = 1, 4  # in sentencepiece_model.proto
 _MOST_DIFFERENT = 0.05  # of the pieces or characters of `_compare`
 
+_FIX = f"save its {FILE} by save_pretrained of transformers"
+
 _SETTINGS_OF_BERT: Mapping[str, tuple[Any, ...]] = {
     "do_basic_tokenize": (True, None), "tokenize_chinese_chars": (True, None), "never_split": (None, []),
     "tokenizer_class": ("BertTokenizer", "BertTokenizerFast", None),
@@ -80,18 +82,12 @@ def open_folder(folder: epath.Path, *, lowercase: bool | None = None) -> Tokeniz
                  "strip_accents": (settings.get("strip_accents"), tokenizer.strip_accents)}  # fmt: skip
         for name, (expected, found) in rules.items():
             if tokenizer.kind == "wordpiece" and isinstance(expected, bool) and expected != found:
-                raise InputError(
-                    f"{folder}: {name}={json.dumps(expected)} in {SETTINGS} or by an option, and {json.dumps(found)} "
-                    f"in {FILE}; correct one of them"
-                )
+                raise InputError(f"{folder}: {name}={json.dumps(expected)} contradicts {FILE}; correct one of them")
         return tokenizer
     if (folder / VOCABULARY).exists():
         _check_settings(folder, settings, _SETTINGS_OF_BERT)
         if not isinstance(stated, bool):
-            raise InputError(
-                f"{folder}: unknown case, found no do_lower_case in {SETTINGS}; give --cased or --uncased to "
-                "`bert-jax import`"
-            )
+            raise InputError(f"{folder}: unknown case, no do_lower_case in {SETTINGS}; pass --cased or --uncased")
         tokenizer = read_vocab_file(
             folder / VOCABULARY, stated, settings.get("strip_accents"), text=LIBRARY,
             max_word_characters=LIBRARY_MAX_WORD_CHARACTERS,
@@ -100,10 +96,7 @@ def open_folder(folder: epath.Path, *, lowercase: bool | None = None) -> Tokeniz
         if (folder / ADDED_TOKENS).exists():
             added += json.loads(atomic.read_whole(folder / ADDED_TOKENS))
         if unknown := {*added} - {*tokenizer.vocab}:
-            raise InputError(
-                f"{folder}: {min(unknown)!r} is an added token without a line in {VOCABULARY}; load the tokenizer in "
-                f"transformers, and save its {FILE} with save_pretrained"
-            )
+            raise InputError(f"{folder}: {min(unknown)!r} is an added token without a line in {VOCABULARY}; {_FIX}")
         return tokenizer
     model = next((folder / name for name in SENTENCEPIECE_FILES if (folder / name).exists()), None)
     if model is None:
@@ -115,10 +108,8 @@ def open_folder(folder: epath.Path, *, lowercase: bool | None = None) -> Tokeniz
 def _check_settings(folder: epath.Path, settings: Mapping[str, Any], supported: Mapping[str, Sequence[Any]]) -> None:
     for name, values in supported.items():
         if settings.get(name) not in values:
-            raise InputError(
-                f"{folder / SETTINGS}: {name}={json.dumps(settings[name])}: expected {json.dumps(values[0])} without a "
-                f"{FILE}; load the tokenizer in transformers, and save its {FILE} with save_pretrained"
-            )
+            problem = f"{name}={json.dumps(settings[name])}: expected {json.dumps(values[0])} without a {FILE}"
+            raise InputError(f"{folder / SETTINGS}: {problem}; {_FIX}")
 
 
 def read_vocab_file(
@@ -165,9 +156,7 @@ def read_sentencepiece(path: epath.Path) -> Tokenizer:
         library = sentencepiece.SentencePieceProcessor()
         library.LoadFromSerializedProto(data)
     except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(
-            f"{path}: cannot be read as a SentencePiece model ({error!s:.200}); restore the file"
-        ) from error
+        raise InputError(f"{path}: cannot be read as a SentencePiece model ({error!s:.200})") from error
     try:
         tokenizer = _from_model(_fields(data), library)
         _compare(path, tokenizer, library)

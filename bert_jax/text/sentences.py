@@ -46,20 +46,13 @@ _OPENING_AT_END = re.compile(r"""\s["'“‘«„‹「『(\[{]+\s*\Z""")
 def check_language(code: str) -> None:
     """Raises InputError for what is no language code, such as a name of a language."""
     if not _CODE.fullmatch(code):
-        raise InputError(
-            f"language={code!r}: expected an ISO 639-1 code in lower case, such as de; those with sentence rules of "
-            f"their own are {', '.join(sorted(OWN_RULES))}"
-        )
+        raise InputError(f"language={code!r}: expected an ISO 639-1 code in lower case, such as one of {_OWN_RULES}")
 
 
 def warn_of_language(code: str) -> None:
     """Logs a warning if lines of a language are split into sentences by the rules of another one."""
     if code in WITHOUT_SENTENCE_MARKS:
-        log.warning(
-            "--language=%s has no mark at the end of a sentence: write one sentence a line and pass --sentences lines, "
-            "or pass --pairs none",
-            code,
-        )
+        log.warning("--language=%s has no marks of sentences: pass --sentences lines, or --pairs none", code)
     elif code not in OWN_RULES:
         log.warning("--language=%s has no sentence rules of its own: using those of a related language", code)
 

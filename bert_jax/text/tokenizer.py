@@ -301,9 +301,7 @@ def _ids(content: Any) -> dict[str, int]:
         ids = dict(vocab) if isinstance(vocab, dict) else {piece: index for index, (piece, _) in enumerate(vocab)}
         ids |= {token["content"]: token["id"] for token in content.get("added_tokens") or []}
     except (TypeError, KeyError, ValueError) as error:
-        raise InputError(
-            f"expected the format of `tokenizers`: model.vocab and added_tokens ({error!r:.80})"
-        ) from error
+        raise InputError(f"expected the library's format: model.vocab and added_tokens ({error!r:.80})") from error
     return ids
 
 
@@ -317,10 +315,7 @@ def find_special_tokens(ids: Mapping[str, int], known: Sequence[str | None] = (N
         for name, usual in zip(known, _USUAL_NAMES, strict=True)
     ]
     if missing := [SPECIAL_TOKENS[index] for index, name in enumerate(found) if name is None]:
-        raise InputError(
-            f"the tokenizer lacks special tokens: {' '.join(missing)}; name them in a {SETTINGS} beside it, such as "
-            '"mask_token": "<MASK>"'
-        )
+        raise InputError(f"the tokenizer lacks special tokens: {' '.join(missing)}; name them in a {SETTINGS}")
     return [str(name) for name in found]
 
 

@@ -22,18 +22,13 @@ MAX_PIECES = 1 << 22
 
 
 @dataclass(frozen=True)
-class TextOptions(CheckedOptions):
-    """Rules for the text of a vocabulary, which its tokenizer.json has."""
+class VocabularyOptions(CheckedOptions):
+    """Options that, with a corpus, determine a vocabulary; the first ones are rules for text."""
 
     cased: bool = option(False, "keep case and accents")
     keep_accents: bool = option(
         False, "keep accents in lower-cased text; Korean, Japanese, Hindi, Thai, ... need it with --kind=wordpiece"
     )
-
-
-@dataclass(frozen=True)
-class VocabularyOptions(TextOptions):
-    """Options that, with a corpus, determine a vocabulary."""
 
     kind: str = option(
         "wordpiece",
@@ -72,4 +67,4 @@ def check_vocab_options(inputs: Sequence[str] | None, source: str | None, traini
     if bool(inputs) == bool(source):
         raise InputError(f"from={source}: has no effect with --input" if source else "expected --input, or --from FILE")
     if source:
-        training.check_unused(TextOptions.__dataclass_fields__, f"with from={source}; remove it")
+        training.check_unused(("cased", "keep_accents"), f"with from={source}; remove it")

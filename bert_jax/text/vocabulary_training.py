@@ -61,11 +61,7 @@ def train_vocabulary(documents: Iterable[str], options: VocabularyOptions) -> To
     fast.model = _train(count_words(_chunks(documents), fast), options)
     tokenizer = Tokenizer(json.loads(fast.to_str()))
     if tokenizer.vocab_size < options.size:
-        log.warning(
-            "The vocabulary has %d pieces, fewer than --size=%d: the text has no more frequent pairs",
-            tokenizer.vocab_size,
-            options.size,
-        )
+        log.warning("The text gives %d pieces, fewer than --size=%d", tokenizer.vocab_size, options.size)
     return tokenizer
 
 
@@ -128,17 +124,11 @@ def _train(words: Mapping[str, int], options: VocabularyOptions) -> models.Model
         words = {word: count for word, count in words.items() if covered.issuperset(word)}
         alphabet = {character for word in words for character in word}
     if not any(word.strip(_WHITE_SPACE) for word in words):
-        raise InputError(
-            f"input: the corpus has no words{f' of at most {MAX_WORD_CHARACTERS} characters' if is_wordpiece else ''} "
-            "to train on; check its files, and pass --kind unigram for text without spaces"
-        )
+        raise InputError("input: the corpus has no words to train on; pass --kind unigram for text without spaces")
     continuations = sorted({c for word in words for c in word[1:]}) if is_wordpiece else []
     needed = len(SPECIAL_TOKENS) + len(alphabet) + len(continuations)
     if options.size < needed:
-        raise InputError(
-            f"size={options.size}: too small for this text; expected at least {needed} ({len(SPECIAL_TOKENS)} "
-            f"special tokens, {len(alphabet)} characters and {len(continuations)} continuations)"
-        )
+        raise InputError(f"size={options.size}: too small for the characters of this text; expected at least {needed}")
     if is_wordpiece:
         return _merge_wordpieces(words, sorted(alphabet), [CONTINUATION + c for c in continuations], options.size)
     if is_unigram:

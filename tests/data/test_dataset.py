@@ -18,7 +18,6 @@ from bert_jax.data.dataset import (
 from bert_jax.data.loading.loader import TrainRows
 from bert_jax.data.loading.masking import Masking
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.files import atomic
 from bert_jax.text.tokenizer import read_tokenizer
 
 
@@ -221,14 +220,15 @@ def there(dataset_dir, store, tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-def test_a_dataset_in_a_store_is_copied_once(there, dataset_dir, store, monkeypatch):
+def test_a_dataset_in_a_store_is_copied_once(there, dataset_dir, store):
     local, remote = PreparedDataset(str(dataset_dir)), PreparedDataset(URL)
     indices = np.arange(local.size("train"))
     for name, entry in local.instances("train", indices).items():
         np.testing.assert_array_equal(remote.instances("train", indices)[name], entry)
     np.testing.assert_array_equal(remote.lengths("eval"), local.lengths("eval"))
-    monkeypatch.setattr(atomic, "download", lambda *_, **__: pytest.fail("downloaded again"))
+    store.requests.clear()
     assert PreparedDataset(URL).info == local.info
+    assert not [request for request in store.requests if "array_record" in request]
 
 
 def test_a_corrupt_download_is_reported_and_not_kept(there, dataset_dir, store):

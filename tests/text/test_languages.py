@@ -10,7 +10,7 @@ from bert_jax.text.sentences import warn_of_language
 
 @pytest.mark.parametrize("given", ["korean", "DE", "en_US", "", "e", "français"])
 def test_what_is_no_code_is_refused_with_those_that_have_rules(given):
-    with pytest.raises(InputError, match=rf"language='{given}': .*\bde, el, en, es\b"):
+    with pytest.raises(InputError, match=rf"language='{given}': .*\bde el en es\b"):
         PrepareOptions(language=given)
 
 

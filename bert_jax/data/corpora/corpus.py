@@ -15,29 +15,39 @@ documents as reading the files sequentially, for any slice size.
 | CSV; TSV with quotes | suffix | the file | `record_corpus` |
 | TSV | suffix | bytes | `record_corpus` |
 | JSON lines | suffix `.jsonl`, `.ndjson`, `.json`, or a first line such as `{"id":` | bytes | `record_corpus` |
-| WikiExtractor's | `<doc ` at the start | bytes | `text_corpus` |
-| plain text | any other name | bytes | `text_corpus` |
+| WikiExtractor's | `<doc ` at the start | bytes | here |
+| plain text | any other name | bytes | here |
 | TFDS | `tfds:NAME` | examples | `tfds_corpus` |
 
 All but Parquet, Arrow and TFDS are also read as `.gz`, `.bz2`, `.xz` or `.zst`; such a file is one slice. The text of a
 record is its field `CorpusOptions.text_field`.
+
+Ownership of documents. In plain text, a *boundary* is a blank line (in WikiExtractor files, a `<doc ...>` line). A
+slice [start, end) owns the documents whose last boundary before them begins in [start, end); the slice at 0 also
+owns the first document of the file. A slice reads past its end to finish its last document, and never reads before
+its start to find its first. A document that is too long is split at lines that depend only on the file's bytes: with
+M = `max_document_bytes`, of which `start` is a multiple, at the first line that begins at or after k * M if no
+boundary begins in the M bytes before k * M. A document of up to M bytes is therefore never split, one of 2 M bytes
+always is, no part is larger than 2 M bytes and a line, and a file without any blank line is still distributed over its
+slices.
 """
 
+import html
+import itertools
 import logging
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from bert_jax.data.corpora import tfds_corpus
 from bert_jax.data.corpora.corpus_inputs import expand, is_local_file
 from bert_jax.data.corpora.corpus_options import TEXT_FIELD, CorpusOptions
 from bert_jax.data.corpora.record_corpus import COLUMNAR, columnar_slices, columnar_texts, row_texts
-from bert_jax.data.corpora.text_corpus import text_documents, wiki_documents
 from bert_jax.errors import InputError
-from bert_jax.files.text_files import COMPRESSED, Utf8, file_bytes, locate, text_format
+from bert_jax.files.text_files import COMPRESSED, Utf8, decode_line, file_bytes, lines_from, locate, text_format
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +55,10 @@ SLICE_BYTES = 8 << 20
 """Bytes on disk that one task reads."""
 _GROUP_FILES = 1024  # maximum, since opening a remote file takes a request
 _RECORDED_FILES = 1000  # in a provenance record
+
+
+_WIKI_DOC = b"<doc "
+_WIKI_TITLE = re.compile(rb'\btitle="(.*)"\s*>\s*$')
 
 
 @dataclass(frozen=True)
@@ -79,10 +93,7 @@ def plan(
     """
     files = expand(inputs, options.text_field, vocabulary)
     if options.text_field != TEXT_FIELD and not any(map(_has_fields, files)):
-        raise InputError(
-            f"text_field={options.text_field}: got only inputs without fields, such as {files[0]}; expected JSON "
-            "lines, Parquet, Arrow, CSV, TSV or TFDS; drop the option"
-        )
+        raise InputError(f"text_field={options.text_field}: got only text, such as {files[0]}; drop the option")
     return [
         Slice(path, *cut)
         for path in files
@@ -104,7 +115,7 @@ def _file_slices(path: str, options: CorpusOptions, slice_bytes: int) -> list[tu
     if kind == "csv" or (kind == "tsv" and options.tsv_quotes) or (kind == "text" and options.documents == "file"):
         return [(0, None, size)]
     step = options.max_document_bytes if kind in ("text", "wiki") else slice_bytes
-    return [(start, end, end - start) for start, end in pairwise([*range(0, size, step), size])]
+    return [(start, end, end - start) for start, end in itertools.pairwise([*range(0, size, step), size])]
 
 
 def _has_fields(path: str) -> bool:
@@ -164,10 +175,11 @@ def read(piece: Slice, options: CorpusOptions) -> Iterator[str]:
     path, start, end = piece.path, piece.start, piece.end
     utf8 = Utf8(options.errors)
     kind = "tfds" if tfds_corpus.is_tfds(path) else text_format(path)
-    if kind == "text":
-        yield from text_documents(path, start, end, options, utf8)
-    elif kind == "wiki":
-        yield from wiki_documents(path, start, end, options, utf8)
+    if kind in ("text", "wiki"):
+        is_boundary = _is_wiki_boundary if kind == "wiki" else _is_blank
+        if kind == "text" and options.documents == "file":
+            is_boundary = _is_never_boundary
+        yield from _text_documents(path, start, end, options, utf8, is_boundary)
     elif kind == "tfds":
         yield from _documents(path, tfds_corpus.texts(path, start, end, utf8), options.max_document_bytes)
     else:
@@ -202,3 +214,62 @@ def _split(lines: Iterable[str], limit: int) -> Iterator[str]:
         size += line_bytes
     if part:
         yield "\n".join(part)
+
+
+def _is_blank(line: bytes) -> bool:
+    """Returns True for a line of white space, that of Unicode included."""
+    stripped = line.strip()
+    if not stripped:
+        return True
+    if 0x20 < stripped[0] < 0x80:
+        return False
+    return not stripped.decode("utf-8", "replace").strip()  # U+00A0, U+3000 and similar are blank, too.
+
+
+def _is_wiki_boundary(line: bytes) -> bool:
+    return line.startswith(_WIKI_DOC)
+
+
+def _is_never_boundary(line: bytes) -> bool:
+    return False
+
+
+def _text_documents(
+    path: str, start: int, end: int | None, options: CorpusOptions, utf8: Utf8, is_boundary: Callable[[bytes], bool]
+) -> Iterator[str]:
+    """Yields the documents that a slice owns; see the module's docstring. Those of WikiExtractor have no titles."""
+    limit = options.max_document_bytes
+    before = itertools.takewhile(lambda line: line[0] < start, lines_from(path, start - limit, start) if start else ())
+    is_quiet = not any(is_boundary(line) for _, line in before)
+    block, last_boundary = max(start // limit - 1, 0), -1 if is_quiet else start - 1
+    lines: list[str] = []  # of the current document
+    title = ""  # of a WikiExtractor document, whose first line repeats it
+    owned, at_boundary, warned = start == 0, True, False
+    for offset, line in lines_from(path, start, end):
+        boundary = is_boundary(line)
+        past, block = block, offset // limit
+        broken = not boundary and block > past and last_boundary < (block - 1) * limit
+        if boundary or broken:
+            if lines and broken and at_boundary and not warned:
+                warned = True
+                where = locate(path, offset)
+                log.warning("%s: split a document of more than %d bytes, as further ones in this file", where, limit)
+            if lines:
+                yield "\n".join(lines)
+            lines, title, owned, at_boundary = [], "", True, boundary
+        if end is not None and offset >= end and (boundary or broken or not owned):
+            return
+        if boundary:
+            last_boundary, title = offset, _wiki_title(line)
+        elif owned:
+            text = decode_line(line, path, offset, utf8).strip()
+            if text and not (title and title in (text, html.unescape(text))) and text != "</doc>":
+                lines.append(text)
+            title = title if not text else ""
+    if lines:
+        yield "\n".join(lines)
+
+
+def _wiki_title(line: bytes) -> str:
+    match = _WIKI_TITLE.search(line) if line.startswith(_WIKI_DOC) else None
+    return html.unescape(match[1].decode("utf-8", "replace")).strip() if match else ""

@@ -78,13 +78,8 @@ def _expand_one(name: str, text_field: str) -> list[str]:
         raise InputError(f"input={name}: {kind}; check it, and quote a pattern to protect it from the shell")
     skipped = [path for path in files if files != [name] and _NO_TEXT.fullmatch(os.path.basename(path))]
     if skipped and len(skipped) < len(files):
-        more = f" and {len(skipped) - _NAMED} more" if skipped[_NAMED:] else ""
-        log.warning(
-            "--input=%s: skipped, by their names no text: %s%s; to read one, name it",
-            name,
-            ", ".join(skipped[:_NAMED]),
-            more,
-        )
+        shown = ", ".join(skipped[:_NAMED]) + (f" and {len(skipped) - _NAMED} more" if skipped[_NAMED:] else "")
+        log.warning("--input=%s: skipped, by their names no text: %s; to read one, name it", name, shown)
         dropped = {*skipped}
         files = [path for path in files if path not in dropped]
     return files

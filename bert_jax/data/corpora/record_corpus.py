@@ -65,9 +65,7 @@ def columnar_texts(
     with columnar_file(path, kind) as file:
         found = _type_of(path, file.schema, field, "--text_field")
         if not _is_text(found):
-            raise InputError(
-                f'{path}: column "{field}" is of type {found}, expected strings; pass another --text_field'
-            )
+            raise InputError(f'{path}: column "{field}" is of type {found}, expected strings; see --text_field')
         for where, first, values in file.batches(start, end, field):
             for row, value in enumerate(values.cast(pa.large_binary()).to_pylist(), first):
                 if value is not None:
@@ -108,10 +106,7 @@ def row_texts(
             where = locate(path, offset) if kind == "json" else f"{path}:1"
             raise _missing_field(where, field, row, "--text_field")
         elif text is not None:
-            raise InputError(
-                f'{locate(path, offset)}: "{field}" is of type {type(text).__name__}, expected a string as in '
-                f'{{"{field}": "..."}}'
-            )
+            raise InputError(f'{locate(path, offset)}: "{field}" is of type {type(text).__name__}, expected a string')
 
 
 def _type_of(path: str, schema: "pa.Schema", column: str, option: str) -> "pa.DataType":
@@ -174,10 +169,8 @@ def token_documents(path: str, start: int, end: int | None, column: str, tokeniz
                 sentences = list(filter(None, (document or []) if has_sentences else [document]))
                 if not known.issuperset(itertools.chain.from_iterable(sentences)):
                     token = next(token for token in itertools.chain(*sentences) if token not in known)
-                    problem = "null" if token is None else f"{token}{' of a special token' * (token in special)}"
                     raise InputError(
-                        f"{path}: {where}{row}: got the id {problem}; expected 0 to {tokenizer.vocab_size - 1}; pass "
-                        "the --vocab of its tokenizer, and tokenize with add_special_tokens=False"
+                        f"{path}: {where}{row}: got the id {token}; expected those of --vocab without special tokens"
                     )
                 if sentences:
                     yield [np.array(ids, dtype).tobytes() for ids in sentences]
@@ -191,8 +184,5 @@ def _has_sentences(path: str, column: str, found: "pa.DataType") -> bool:
     while pa.types.is_list(inner) or pa.types.is_large_list(inner) or pa.types.is_fixed_size_list(inner):
         inner, depth = inner.value_type, depth + 1
     if depth not in (1, 2) or not pa.types.is_integer(inner):
-        raise InputError(
-            f'{path}: column "{column}" is of type {found}, expected list<int32> (a document), or list<list<int32>> '
-            "(the sentences of a document)"
-        )
+        raise InputError(f'{path}: column "{column}" is of type {found}, expected list<int32> or list<list<int32>>')
     return depth == 2

@@ -39,30 +39,20 @@ def warn_of_text(slices: Sequence[Slice], options: CorpusOptions, *, lowercase: 
     finally:
         logging.disable(logging.NOTSET)
     if len(found := _HTML.findall(text)) * _FREQUENT_HTML > len(text):
-        log.warning(
-            "The text has %s HTML tags and entities in %s characters, such as %s; they become tokens. Remove them, "
-            "for example with html.unescape of Python after the tags",
-            f"{len(found):,}",
-            f"{len(text):,}",
-            " and ".join(list(dict.fromkeys(found))[:_SHOWN]),
-        )
+        shown = " and ".join(list(dict.fromkeys(found))[:_SHOWN])
+        log.warning("The text has many HTML tags and entities, such as %s, which become tokens: remove them", shown)
     special, plain = (sum(map(text.count, letters)) for letters in ("İı", "iI"))
     if lowercase and special > _FREQUENT_I * (special + plain):
-        log.warning(
-            "%.0f%% of the letters i are İ or ı, as in Turkish and Azerbaijani. Lower-casing is wrong for them: it "
-            "turns I into i, and İ into i with a combining dot; train a vocabulary with --cased",
-            100 * special / (special + plain),
-        )
+        share = 100 * special / (special + plain)
+        log.warning("%.0f%% of the letters i are İ or ı, which lower-casing confuses: train with --cased", share)
     decomposed = unicodedata.normalize("NFD", text) if strip_accents and not text.isascii() else ""
     marks = sum(
         mark > "\u036f" and (unicodedata.category(mark) == "Mn" or "\u1100" <= mark <= "\u11ff") for mark in decomposed
     )
     if marks > _FREQUENT_MARKS * len(text):
         log.warning(
-            "%s of %s characters are Korean syllables, vowel signs, tone marks or voicing marks, which an uncased "
-            "vocabulary splits or strips as accents: train it with --keep_accents",
-            f"{marks:,}",
-            f"{len(text):,}",
+            "The text has many syllables, vowel signs, tone marks or voicing marks that are split or stripped as "
+            "accents: train the vocabulary with --keep_accents"
         )
 
 

@@ -105,9 +105,7 @@ def _read(path: str, start: int, end: int | None, features: dict[str, Any]) -> I
         try:
             values = decoder.deserialize_example_np(records[number])
         except Exception as error:  # ArrayRecord and TFDS raise various classes for damaged files
-            raise InputError(
-                f"{path}: example {number} cannot be read ({_first_line(error)}); prepare the dataset again"
-            ) from error
+            raise InputError(f"{path}: example {number} cannot be read ({_first_line(error)})") from error
         yield number, values
 
 
@@ -129,10 +127,8 @@ def _open(name: str) -> Any:
         builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=os.environ.get("TFDS_DATA_DIR") or None)
         builder.info.set_file_format("array_record", override=True, override_if_initialized=True)
     except Exception as error:  # not found, an invalid name, another format, or damaged metadata
-        raise InputError(
-            f"{PREFIX}{name}: cannot be opened in TFDS_DATA_DIR or ~/tensorflow_datasets ({_first_line(error)}); run "
-            f"tfds build {name} --file_format=array_record on a machine with TensorFlow"
-        ) from error
+        fix = f"set TFDS_DATA_DIR, or run tfds build {name} --file_format=array_record where TensorFlow is"
+        raise InputError(f"{PREFIX}{name}: cannot be opened ({_first_line(error)}); {fix}") from error
     return builder
 
 

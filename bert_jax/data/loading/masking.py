@@ -40,15 +40,13 @@ class Masking:
         shares = (self.mask_token, self.keep_token, self.random_token)
         if not (min(shares) >= 0 and abs(sum(shares) - 1) <= 1e-6):  # written to refuse NaN as well
             raise InputError(
-                f"objective.mask_token={self.mask_token}, objective.keep_token={self.keep_token}, "
-                f"objective.random_token={self.random_token}: must be shares that sum to 1, such as 0.8, 0.1 and 0.1"
+                f"objective.mask_token={self.mask_token}, keep_token={self.keep_token}, random_token="
+                f"{self.random_token}: must be shares that sum to 1, such as 0.8, 0.1 and 0.1"
             )
         if not 0 < self.mask_rate <= 1:
             raise InputError(f"objective.mask_rate={self.mask_rate}: must be a share in (0, 1]")
         if self.max_predictions < 1 and self.max_predictions != -1:
-            raise InputError(
-                f"data.max_predictions={self.max_predictions}: must be at least 1, or -1 to follow objective.mask_rate"
-            )
+            raise InputError(f"data.max_predictions={self.max_predictions}: must be at least 1, or -1 for no maximum")
 
     def predictions(self, lengths: np.ndarray | int) -> np.ndarray:
         """Returns the number of predictions [B] in sequences of the given lengths [B]."""

@@ -63,10 +63,7 @@ class BeamRunner:
             if isinstance(result, InputError):
                 raise result
             if result is None:
-                raise InputError(
-                    f"output: a result is missing: not shared by this machine and the workers of runner={self.runner}; "
-                    "expected a folder that all can access, such as gs://BUCKET/FOLDER"
-                )
+                raise InputError(f"output: not shared with the workers of runner={self.runner}; use a store (gs://)")
         yield from ((task, result[0]) for task, result in zip(tasks, found, strict=True))
 
     def _pipeline(self) -> beam.Pipeline:
@@ -93,9 +90,7 @@ class BeamRunner:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise BertJaxError(f"runner={self.runner}: the pipeline failed: {lines[-1]}") from error
         if state != PipelineState.DONE:
-            raise BertJaxError(
-                f"runner={self.runner}: the pipeline ended in state {state}, expected DONE; see its logs"
-            )
+            raise BertJaxError(f"runner={self.runner}: the pipeline ended in state {state}; see its logs")
 
 
 def _result_path(folder: str, number: int) -> str:

@@ -18,26 +18,6 @@ MAX_SHARE = 0.2
 
 
 @dataclass(frozen=True)
-class FilterOptions(CheckedOptions):
-    """Rules that drop text: first duplicates, then lines repeated in what remains, then documents by their length."""
-
-    drop_duplicates: bool = option(False, "drop duplicate documents (same text)")
-    max_line_repeats: int = option(
-        0, "drop lines that occur more than N times in the corpus; 0: off", low=0, metavar="N"
-    )
-    min_document_tokens: int = option(0, "drop shorter documents", low=0)
-    max_document_tokens: int = option(0, "drop longer documents; 0: off", low=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_document_tokens and self.max_document_tokens < self.min_document_tokens:
-            raise InputError(
-                f"min_document_tokens={self.min_document_tokens}: must be at most max_document_tokens="
-                f"{self.max_document_tokens}, or all documents are dropped"
-            )
-
-
-@dataclass(frozen=True)
 class InstanceOptions(CheckedOptions):
     """Options for splitting documents into sentences and creating instances from them; see `instances.py`."""
 
@@ -68,9 +48,18 @@ class InstanceOptions(CheckedOptions):
 
 
 @dataclass(frozen=True)
-class PrepareOptions(FilterOptions, CorpusOptions, InstanceOptions):
-    """Options that, with corpus, vocabulary and seed, determine the bytes of a dataset."""
+class PrepareOptions(CorpusOptions, InstanceOptions):
+    """Options that, with corpus, vocabulary and seed, determine the bytes of a dataset.
 
+    The first ones drop text: duplicates, then lines repeated in what remains, then documents by their length.
+    """
+
+    drop_duplicates: bool = option(False, "drop duplicate documents (same text)")
+    max_line_repeats: int = option(
+        0, "drop lines that occur more than N times in the corpus; 0: off", low=0, metavar="N"
+    )
+    min_document_tokens: int = option(0, "drop shorter documents", low=0)
+    max_document_tokens: int = option(0, "drop longer documents; 0: off", low=0)
     ids_field: str = option(
         "",
         "column of Parquet or Arrow with token ids in place of text: lists of ids, or sentences that are lists of ids",

@@ -44,9 +44,19 @@ from bert_jax.data.dataset import (
     warn_of_unknown,
 )
 from bert_jax.data.preparation import report
-from bert_jax.data.preparation.filters import EVERY, RULES, count_lines, frequent_lines, hash_ranges
 from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
-from bert_jax.data.preparation.shards import Bucket, Built, build, make_buckets, repeated_hashes
+from bert_jax.data.preparation.shards import (
+    EVERY,
+    RULES,
+    Bucket,
+    Built,
+    build,
+    count_lines,
+    frequent_lines,
+    hash_ranges,
+    make_buckets,
+    repeated_hashes,
+)
 from bert_jax.data.preparation.sorted_runs import Job, Run, tokenize, write_run
 from bert_jax.data.preparation.worker_pool import Result, Task, map_tasks
 from bert_jax.errors import InputError, install_hint
@@ -145,9 +155,7 @@ def _check_runner(runner: str, beam_options: Sequence[str]) -> None:
     """Raises InputError for an unknown runner, for options that it does not support, or without Beam."""
     if runner == LOCAL:
         if beam_options:
-            raise InputError(
-                f"{beam_options[0]}: runner=local does not support Beam's options; pass --runner DirectRunner"
-            )
+            raise InputError(f"{beam_options[0]}: an option of Beam, and runner=local; pass --runner DirectRunner")
         return
     logging.disable(logging.WARNING)  # Beam warns on import if BigQuery is missing
     try:
@@ -171,10 +179,10 @@ def _build(
     read = sum((run.counts for run in runs), Counts())
     unknown = sum(run.unknown for run in runs) / read.tokens
     if unknown > allow_unk:
+        case = "uncased" if job.tokenizer.lowercase else "cased"
         raise InputError(
-            f"allow_unk={allow_unk:g}: {unknown:.1%} of the tokens are [UNK], so that the vocabulary "
-            f"({'uncased' if job.tokenizer.lowercase else 'cased'}) does not match the text; pass a --vocab trained on "
-            f"such text, with --cased if it is cased, or allow_unk={min(1.0, int(unknown * 20 + 1) / 20):g}"
+            f"allow_unk={allow_unk:g}: {unknown:.1%} of the tokens are [UNK]: the vocabulary ({case}) does not match; "
+            f"train one on such text, or pass allow_unk={min(1.0, int(unknown * 20 + 1) / 20):g}"
         )
     repeated = _repeated_lines(runs, read, job, run_tasks) if job.options.max_line_repeats else None
     buckets = make_buckets(runs, job.options, repeated_hashes(repeated))
@@ -237,9 +245,5 @@ def _check_kept(info: DatasetInfo) -> None:
     if sum(lost.values()) < info.corpus.tokens:
         fraction = info.options["eval_fraction"]
         raise InputError(f"eval_fraction={fraction}: the train split is empty; provide more text, or pass 0")
-    rules = ", ".join(f"{number:,} of {rule.replace('_', ' ')}" for rule, number in lost.items())
     option = RULES[max(lost, key=lambda rule: lost[rule])]
-    raise InputError(
-        f"{option}={info.options[option]}: the filters drop all {info.corpus.tokens:,} tokens of "
-        f"{info.corpus.documents:,} documents ({rules}); change their limits"
-    )
+    raise InputError(f"{option}={info.options[option]}: the filters drop all {info.corpus.tokens:,} tokens")

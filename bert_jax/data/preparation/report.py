@@ -7,7 +7,7 @@ from typing import Any
 
 from bert_jax.data.corpora import tfds_corpus
 from bert_jax.data.dataset import Counts, DatasetInfo, sum_splits
-from bert_jax.data.preparation.filters import RULES
+from bert_jax.data.preparation.shards import RULES
 from bert_jax.files.text_files import text_format
 
 log = logging.getLogger(__name__)
@@ -85,22 +85,20 @@ def _split_problems(info: DatasetInfo) -> Iterator[str]:
     has_pairs, fraction = info.options["pairs"] == "nsp", info.options["eval_fraction"]
     if has_pairs and total.documents == 1:
         yield (
-            "The corpus is one document: it has no eval split, and random second segments are of the same document. "
-            "Separate documents by blank lines, or pass --pairs none, which needs no documents and holds out lines"
+            "The corpus is one document: it has no eval split, and random second segments are of the same document; "
+            "separate documents by blank lines, or pass --pairs none"
         )
         return
     has_lines = held_out.documents and not has_pairs
     if fraction and not has_lines and (total.documents < _FEWEST_DOCUMENTS or held_out.documents < 2):
         yield (
-            f"The eval split has {'one' if held_out.documents else 'no'} document: of {info.corpus.documents:,} "
-            f"documents in the corpus, the filters keep {total.documents:,}, and --eval_fraction={fraction:g} of them "
-            f"is less than two; provide at least {_FEWEST_DOCUMENTS} documents, or pass --eval_fraction 0"
+            f"The eval split has {'one' if held_out.documents else 'no'} document: the filters keep "
+            f"{total.documents:,} of {info.corpus.documents:,}; provide more, or pass --eval_fraction 0"
         )
     if total.same_document > _SAME_DOCUMENT_SHARE * total.random_next:
         yield (
             f"{total.same_document:,} of {total.random_next:,} random second segments are of the document of the first "
-            "segment, because its shard has no other document, or few; provide more documents, or a larger "
-            "--bucket_tokens"
+            "segment: its shard has few documents; provide more, or a larger --bucket_tokens"
         )
 
 
@@ -131,14 +129,11 @@ def _pair_problems(info: DatasetInfo, files: Sequence[str]) -> Iterator[str]:
     if info.options["documents"] == "blank_line" and are_short and is_text:
         yield (
             f"{total.documents:,} documents in {len(files):,} file(s) have {mean:.1f} sentences on average: blank "
-            "lines seem to separate paragraphs, and no sentence pair crosses them. If each file is a document, such as "
-            "a book, pass --documents file; otherwise keep blank lines only between documents"
+            "lines seem to separate paragraphs; pass --documents file if each file is a document, such as a book"
         )
     rule, share = info.options["random_next"], split.random_next / max(1, split.instances)
     if split.instances >= (_FEWEST_RANDOM if share == 1 else _FEWEST_PAIRS) and share > _RANDOM_SHARE[rule]:
         yield (
-            f"{share:.0%} of the sentence pairs have a random second segment (expected for --random_next={rule}: "
-            f"{'50%' if rule == 'paper' else '50-61%'}). Documents of one sentence have no next sentence, so "
-            "next-sentence prediction learns little. If each file is a document, pass --documents file; for a corpus "
-            "of single sentences, pass --pairs none"
+            f"{share:.0%} of the sentence pairs have a random second segment, with --random_next={rule}: documents of "
+            "one sentence have no next one; pass --documents file if each file is a document, or --pairs none"
         )

@@ -6,15 +6,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from logging.handlers import QueueHandler
 from multiprocessing import get_context, parent_process
-from queue import SimpleQueue
 from typing import TypeVar
 
 from bert_jax.errors import BertJaxError
-
-_PACKAGE = logging.getLogger("bert_jax")
-_records: SimpleQueue[logging.LogRecord] = SimpleQueue()  # of a task in a worker
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -23,26 +18,23 @@ Result = TypeVar("Result")
 def map_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers: int) -> Iterator[tuple[Task, Result]]:
     """Yields (task, result) pairs as they finish, from `workers` processes; from this process if one is sufficient.
 
-    What a task logs is logged by this process when the task is finished.
+    Workers log to stderr, at the level of this process.
     """
     if min(workers, len(tasks)) <= 1:
         for task in tasks:
             yield task, function(task)
         return
     # Spawned, not forked: the tokenizer and ArrayRecord have threads, and a fork would copy their locks.
-    level = _PACKAGE.getEffectiveLevel()
+    level = logging.getLogger("bert_jax").getEffectiveLevel()
     pool = ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"), _start_worker, (level,))
     try:
-        futures = {pool.submit(_run, function, task): task for task in tasks}
+        futures = {pool.submit(function, task): task for task in tasks}
         for future in as_completed(futures):
-            result, records = future.result()
-            for record in records:
-                logging.getLogger(record.name).handle(record)
-            yield futures.pop(future), result
+            yield futures.pop(future), future.result()
     except BrokenProcessPool as error:
         raise BertJaxError(
-            f"workers={workers}: a worker died, probably out of memory; use fewer or a smaller --bucket_tokens. A "
-            'Python script has to call prepare below `if __name__ == "__main__":`, since each worker imports it'
+            f"workers={workers}: a worker died, out of memory (use fewer, or a smaller --bucket_tokens), or because a "
+            'script calls prepare outside of `if __name__ == "__main__":`'
         ) from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -55,16 +47,9 @@ def one_thread() -> None:
 
 def _start_worker(level: int) -> None:
     one_thread()
-    _PACKAGE.handlers = [QueueHandler(_records)]
-    _PACKAGE.setLevel(level)
-    _PACKAGE.propagate = False
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
+    logging.getLogger("bert_jax").setLevel(level)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _run(function: Callable[[Task], Result], task: Task) -> tuple[Result, list[logging.LogRecord]]:
-    """Runs a task in a worker; returns its result and what it logs."""
-    result = function(task)
-    return result, [_records.get() for _ in range(_records.qsize())]
 
 
 def _end_with_parent() -> None:

@@ -9,9 +9,8 @@ from etils import epath
 from support import helpers, runs
 
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.loading.loader import EvalLoader, TrainLoader, TrainRows
+from bert_jax.data.loading.loader import EvalLoader, Mixture, TrainLoader, TrainRows, row_shares
 from bert_jax.data.loading.masking import Masking
-from bert_jax.data.loading.mixture import Mixture, row_shares
 from bert_jax.errors import InputError
 from bert_jax.sections import to_dict
 from bert_jax.text.tokenizer import read_tokenizer

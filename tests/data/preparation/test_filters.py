@@ -74,7 +74,6 @@ def test_repeated_lines(workers, tokenizer, tmp_path):
     "options",
     [
         {"max_line_repeats": -1}, {"min_document_tokens": -1}, {"max_document_tokens": -1},
-        {"min_document_tokens": 5, "max_document_tokens": 4},
     ],
 )  # fmt: skip
 def test_invalid_limits_are_refused(options):

@@ -1,6 +1,5 @@
 """The output of preparation is complete or absent: after a kill, a full disk, a broken file or another process."""
 
-import logging
 import os
 import shutil
 import signal
@@ -18,7 +17,6 @@ from bert_jax.data.corpora import corpus
 from bert_jax.data.dataset import INFO_FILE, PreparedDataset
 from bert_jax.data.preparation import pipeline, shards, sorted_runs
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
-from bert_jax.data.preparation.worker_pool import map_tasks
 from bert_jax.errors import InputError
 
 AS_WHOLE = {"bucket_tokens": 4096, "dupe_factor": 2}
@@ -93,17 +91,6 @@ def test_a_dataset_written_meanwhile_is_kept(whole, corpus_file, tokenizer, tmp_
         run(corpus_file, tokenizer, tmp_path / "data", seq_len=32)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
     assert files(tmp_path / "data") == files(whole)
-
-
-@pytest.mark.parametrize(("level", "logged"), [(logging.WARNING, ["a", "b"]), (logging.ERROR, [])])
-def test_workers_log_as_the_command_does(level, logged, caplog, capfd):
-    with caplog.at_level(level, "bert_jax"):
-        assert sorted(map_tasks(logging.getLogger("bert_jax.data").warning, ["a", "b"], 2)) == [
-            ("a", None),
-            ("b", None),
-        ]
-    assert sorted(caplog.messages) == logged
-    assert not capfd.readouterr().err.startswith(("a", "b"))  # written by a worker itself
 
 
 def test_a_script_that_workers_cannot_import_is_told_so(tmp_path):
