@@ -99,14 +99,6 @@ def test_help_ends_with_examples_that_parse(name: str, capsys: pytest.CaptureFix
     assert re.search(r"^reads: .+\nwrites: ", text, re.M)
 
 
-def test_help_of_pretrain_lists_its_configs(capsys: pytest.CaptureFixture):
-    with pytest.raises(SystemExit):
-        cli.main(["pretrain", "--help"])
-    text = capsys.readouterr().out
-    assert re.search(r"^  bert_tiny +BERT-Tiny: ", text, re.M)
-    assert "finetune/text" not in text
-
-
 def test_configs_prints_keys_with_values_and_comments(capsys: pytest.CaptureFixture):
     assert cli.main(["configs", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["bert_tiny"].startswith("BERT-Tiny")

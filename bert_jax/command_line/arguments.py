@@ -11,7 +11,6 @@ import functools
 import inspect
 import os
 import re
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -314,12 +313,7 @@ def _epilog(parser: Parser, text: str) -> Iterator[str]:
     for name, about in re.findall(r"^(Reads|Writes): (.+(?:\n(?!\n|\w+:).+)*)", text, re.MULTILINE):
         yield f"{name.lower()}: {' '.join(about.split())}"
     if parser.lists:
-        yield from ("", "configs:")
-        found = config_listing.summaries(parser.lists)
-        width = max(map(len, found))
-        for name, summary in found.items():
-            yield textwrap.fill(f"  {name:<{width}}  {summary}", 100, subsequent_indent=" " * (width + 4))
-        yield "keys, values and comments of a config: bert-jax configs NAME"
+        yield "configs: bert-jax configs; keys, values and comments of one: bert-jax configs NAME"
     yield from ("", "examples:")
     for example in re.findall(r"^  (bert-jax .+(?:\n    .+)*)", text, re.MULTILINE):
         yield f"  {' '.join(example.split())}"

@@ -19,7 +19,6 @@ from etils import epath
 from bert_jax.errors import BertJaxError, InputError
 
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}  # scheme: the package that opens it
-SILENCE_SECONDS = 60.0
 _DENIED = re.compile("forbidden|anonymous|credential|unauthorized", re.IGNORECASE)  # in untyped errors of stores
 # Cached listings hide later writes of other processes; gcsfs and s3fs never expire theirs. Disabled globally because
 # epath and Orbax open file systems of their own.
@@ -54,11 +53,6 @@ def parse_path(path: str | os.PathLike[str]) -> epath.Path:
             raise InputError(f"{name}: {package} is not installed; run pip install {package}")
         if not rest.strip("/"):
             raise InputError(f"{name}: no bucket name; expected {scheme}://BUCKET/PATH")
-        if scheme == "gs":  # gcsfs would wait for ever for a connection that is silent
-            import aiohttp
-
-            silence = aiohttp.ClientTimeout(sock_connect=SILENCE_SECONDS, sock_read=SILENCE_SECONDS)
-            fsspec.config.conf["gcs"].setdefault("requests_timeout", silence)
     return epath.Path(name)
 
 

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
-import fsspec
 import gcsfs.retry
 import pytest
 from etils import epath
@@ -215,21 +214,6 @@ def test_errors_that_pass_are_retried_by_the_library_and_then_end_the_command(st
     with pytest.raises(BertJaxError, match=r"^gs://bucket/folder/a\.txt: .*503") as failed:
         atomic.read_whole(FOLDER / "a.txt")
     assert failed.value.exit_status == 1
-
-
-def test_a_connection_that_is_silent_is_given_up_and_the_request_repeated(store, monkeypatch):
-    store.put("folder/a", b"text")
-    monkeypatch.setattr(remote, "SILENCE_SECONDS", 0.5)
-    monkeypatch.delitem(fsspec.config.conf["gcs"], "requests_timeout", raising=False)
-    GCSFileSystem.clear_instance_cache()
-    store.requests.clear()
-    store.stall("GET", "folder/a", "alt=media", seconds=2, times=1)
-    try:
-        assert atomic.read_whole(remote.parse_path(FOLDER / "a")) == b"text"
-    finally:
-        del fsspec.config.conf["gcs"]["requests_timeout"]
-        GCSFileSystem.clear_instance_cache()
-    assert store.count("GET", "folder/a", "alt=media") == 2
 
 
 def test_commands_report_store_errors_in_one_line(store, capsys, tmp_path, vocabulary_file, corpus_file):

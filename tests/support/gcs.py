@@ -5,7 +5,6 @@ import json
 import logging
 import re
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -69,64 +68,15 @@ class Emulator:
 
     def fail(self, *parts: str, status: int, times: int = 1 << 30) -> None:
         """Answers the next `times` requests that contain all of `parts` with a status."""
-        self._answer(parts, times, status, lambda: (b"", 0))
-
-    def stall(self, *parts: str, seconds: float, times: int) -> None:
-        """Delays the next `times` such requests by `seconds`; the single thread answers no others meanwhile."""
-        left = [times]
-
-        def fault(_: RequestHandler, request: str) -> bool:
-            if left[0] > 0 and all(part in request for part in parts):
-                left[0] -= 1
-                time.sleep(seconds)
-            return False
-
-        self.faults.append(fault)
-
-    def cut(self, *parts: str, name: str, times: int, honest: bool, then: Callable[[], object] = lambda: None) -> None:
-        """Sends half of an object: as if complete if `honest`, else closing the connection before the announced size.
-
-        `then` is called before it ends.
-        """
-
-        def half() -> tuple[bytes, int]:
-            content = self.read(name)
-            return content[: len(content) // 2], len(content) // 2 if honest else len(content)
-
-        self._answer(parts, times, 200, half, then)
-
-    def damage(self, *parts: str, name: str, times: int) -> None:
-        """Sends an object with one corrupt byte in the middle."""
-
-        def damaged() -> tuple[bytes, int]:
-            content = bytearray(self.read(name))
-            content[len(content) // 2] ^= 0xFF
-            return bytes(content), len(content)
-
-        self._answer(parts, times, 200, damaged)
-
-    def _answer(
-        self,
-        parts: tuple[str, ...],
-        times: int,
-        status: int,
-        body: Callable[[], tuple[bytes, int]],
-        then: Callable[[], object] = lambda: None,
-    ) -> None:
-        """Sends an object; `body` returns the bytes to send and the announced size."""
         left = [times]
 
         def fault(handler: RequestHandler, request: str) -> bool:
             if left[0] <= 0 or not all(part in request for part in parts):
                 return False
             left[0] -= 1
-            content, length = body()
             handler.send_response(status)
-            handler.send_header("Content-Length", str(length))
+            handler.send_header("Content-Length", "0")
             handler.end_headers()
-            handler.wfile.write(content)
-            handler.wfile.flush()
-            then()
             return True
 
         self.faults.append(fault)

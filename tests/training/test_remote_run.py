@@ -158,7 +158,7 @@ def test_run_survives_an_outage_of_seconds(store, dataset_dir):
 def test_store_without_checkpoint_support_is_refused(dataset_dir, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(remote._PACKAGES, "s3", "json")  # which is installed
     monkeypatch.setattr(atomic, "is_taken", lambda _: False)
-    monkeypatch.setattr(importing, "_list_files", lambda _: {})  # no model of other software either
+    monkeypatch.setattr(importing, "_locate", lambda path: (path, []))  # no model of other software either
     for command in (
         pretrain(dataset_dir, "s3://bucket/run"),
         ["evaluate", "--checkpoint", "s3://bucket/run", "--data", str(dataset_dir)],
