@@ -22,7 +22,7 @@ from bert_jax.batch import pretraining_shapes
 from bert_jax.config import FinetuneConfig, PretrainConfig, load_config
 from bert_jax.config_keys import MeshKeys
 from bert_jax.finetuning import run
-from bert_jax.finetuning.forward import run_model
+from bert_jax.finetuning.batches import run_model
 from bert_jax.inference.features import select_hidden_states
 from bert_jax.inference.pretrained import text_states, top_words
 from bert_jax.model import BertConfig, abstract_parameters

@@ -134,13 +134,9 @@ def features(
     """
     from bert_jax.inference.features import extract
 
-    extracted = extract(
-        checkpoint, input, output, layers=layers, pool=pool, seq_len=seq_len, batch_size=batch_size, bars=bars
+    return Result(
+        extract(checkpoint, input, output, layers=layers, pool=pool, seq_len=seq_len, batch_size=batch_size, bars=bars)
     )
-    return Result({
-        "output": output, "lines": extracted.lines, "tokens": extracted.tokens, "layers": extracted.layers,
-        "pool": pool, "seq_len": extracted.seq_len, "truncated_lines": extracted.cut,
-    })  # fmt: skip
 
 
 @command

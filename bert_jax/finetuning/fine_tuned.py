@@ -11,7 +11,7 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.finetuning.forward import LoadedModel, load_model
+from bert_jax.finetuning.batches import LoadedModel, load_model
 from bert_jax.finetuning.results import describe_result
 from bert_jax.finetuning.task import BadRows, Split, format_predictions, read_split
 from bert_jax.finetuning.tasks.kinds import task_of

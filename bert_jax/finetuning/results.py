@@ -88,10 +88,7 @@ def compute_metrics(names: Iterable[str], labels: Sequence[float], predictions: 
 
 
 def _both(labels: ArrayLike, predictions: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    y, p = np.asarray(labels), np.asarray(predictions)
-    if y.shape != p.shape or y.ndim != 1:
-        raise ValueError(f"labels {y.shape} and predictions {p.shape}: expected both of shape [N]")
-    return y, p
+    return np.asarray(labels), np.asarray(predictions)
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

@@ -21,8 +21,7 @@ from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.files.atomic import read_json
-from bert_jax.finetuning.batches import BatchOrder, work_of_steps
-from bert_jax.finetuning.forward import Predictor, check_segments
+from bert_jax.finetuning.batches import BatchOrder, Predictor, check_segments
 from bert_jax.finetuning.losses import balanced_weights, task_objective
 from bert_jax.finetuning.results import (
     PREDICTIONS,
@@ -234,7 +233,7 @@ def _train(
 ) -> TrainState:  # fmt: skip
     """Trains from step `run.start` + 1 to the end, evaluates and saves; returns the last state. `state` is donated."""
     config, order = setup.config, setup.order
-    throughput = Throughput(work_of_steps(setup.model, setup.head, order))
+    throughput = Throughput(order.work)
     make_batch = functools.partial(order.batch, tokenizer=setup.before.tokenizer)
     steps = StepRange(
         run.start, run.total, config, setup.train_step, make_batch, config.global_batch_size * order.encoded.group,

@@ -75,7 +75,7 @@ class BadRows:
     def check_usable(self, path: str, examples: Sequence[Any], expected: str) -> None:
         """Logs the number of skipped rows of a file; raises InputError if no example is left."""
         if not examples:
-            raise InputError(f"{path}: no usable row of {self.counts[path] or 'an empty file'}; expected {expected}")
+            raise InputError(f"{path}: no usable row, {self.counts[path]} skipped; expected {expected}")
         if self.counts[path] > _LOGGED:
             log.warning("Skipped %d bad rows of %s in total", self.counts[path], path)
 

@@ -22,7 +22,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,7 @@ from bert_jax.batch import Batch
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.text_files import Utf8, decode_line, lines_from, named_format, text_format
-from bert_jax.finetuning.batches import EncodedExamples
-from bert_jax.finetuning.forward import Forward, check_segments, load_model
+from bert_jax.finetuning.batches import EncodedExamples, Forward, check_segments, load_model
 from bert_jax.inference.pretrained import check_pool, open_model_of, pool_hidden_states
 from bert_jax.model import BertForPreTraining
 from bert_jax.progress import Bars, silent
@@ -47,17 +45,6 @@ _BATCHES = 4  # whose lines are sorted by length together, to save padding
 
 Line = tuple[EncodedSequence, np.ndarray]
 """A line and its outputs: [tokens, layers, D], or [D] if they are pooled."""
-
-
-@dataclass(frozen=True)
-class Extracted:
-    """Numbers of lines and tokens read, and of lines `cut` (truncated) to `seq_len` tokens; the layers written."""
-
-    lines: int
-    tokens: int
-    cut: int
-    seq_len: int
-    layers: str
 
 
 def parse_layers(given: str, num_hidden_layers: int) -> list[int | str]:
@@ -85,8 +72,10 @@ def parse_layers(given: str, num_hidden_layers: int) -> list[int | str]:
 def extract(
     checkpoint: str, input: str, output: str, *, layers: str | None = None, pool: str | None = None,
     seq_len: int | None = None, batch_size: int = 32, bars: Bars = silent,
-) -> Extracted:  # fmt: skip
+) -> dict[str, Any]:  # fmt: skip
     """Writes the features of every line of `input` to `output`, atomically.
+
+    Returns `output`, the numbers of `lines`, `tokens` and `truncated_lines`, and `layers`, `pool` and `seq_len`.
 
     Args:
       checkpoint: any model that `bert_jax.load` takes; no head is needed.
@@ -143,7 +132,10 @@ def extract(
             for number, line in enumerate(lines()):
                 row = {"linex_index": number, **_json_object(line, tokenizer, chosen, pool)}
                 file.write(json.dumps(row).encode() + b"\n")
-    return Extracted(len(texts), sum(len(line.input_ids) for line in sequences), cut, length, layers)
+    return {
+        "output": output, "lines": len(texts), "tokens": sum(len(line.input_ids) for line in sequences),
+        "layers": layers, "pool": pool, "seq_len": length, "truncated_lines": cut,
+    }  # fmt: skip
 
 
 def _read_texts(path: str) -> list[tuple[str, str | None]]:

@@ -14,9 +14,8 @@ from flax import nnx
 from bert_jax.batch import Batch, map_arrays
 from bert_jax.errors import InputError
 from bert_jax.files import remote
-from bert_jax.finetuning.batches import EncodedExamples
+from bert_jax.finetuning.batches import EncodedExamples, LoadedModel, check_segments, load_model
 from bert_jax.finetuning.fine_tuned import open_model, predict_texts
-from bert_jax.finetuning.forward import LoadedModel, check_segments, load_model
 from bert_jax.interop.importing import holds_model, open_source
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import Parameters

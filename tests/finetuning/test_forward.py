@@ -6,8 +6,7 @@ import jax
 import numpy as np
 
 from bert_jax.batch import Batch
-from bert_jax.finetuning.batches import EncodedExamples
-from bert_jax.finetuning.forward import load_model
+from bert_jax.finetuning.batches import EncodedExamples, load_model
 from bert_jax.model import BertForPreTraining
 from bert_jax.text.sequences import EncodedSequence
 from bert_jax.training.checkpoints import open_checkpoint

@@ -10,9 +10,9 @@ from support.finetuning import finetune_config
 from bert_jax.cli import main
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import BertJaxError
+from bert_jax.finetuning.batches import Predictor
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned
 from bert_jax.finetuning.finetune import finetune
-from bert_jax.finetuning.forward import Predictor
 from bert_jax.finetuning.tasks.kinds import read_task
 from bert_jax.training.checkpoints import open_checkpoint
 
@@ -70,12 +70,6 @@ def test_a_run_says_which_label_f1_is_of_which_rows_have_no_score_and_predicts_e
     clean.write_text("\n".join((folder / "dev.csv").read_text().splitlines()[:4]) + "\n")
     again = evaluate_finetuned(open_checkpoint(str(folder / "run")), str(clean))
     assert again["scores"] == {"clean.csv": scores}
-
-
-def test_three_labels_have_a_macro_f1_and_no_other(checkpoint: Path, folder: Path):
-    (folder / "train.csv").write_text(TRAIN + "the fox .,wood\n")
-    task, *_ = read_task(config_of(checkpoint, folder), open_checkpoint(str(checkpoint)).tokenizer)
-    assert task.metrics == ("accuracy", "f1_macro")
 
 
 def test_a_run_without_labels_to_score_by_says_so_first_and_last(checkpoint: Path, folder: Path, capfd):

@@ -10,17 +10,13 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from support import helpers, sources
+from support import sources
 from support.devices import one_device  # noqa: F401
 
 import bert_jax
 from bert_jax import cli
 from bert_jax.errors import InputError
-from bert_jax.inference import pretrained
 from bert_jax.interop import huggingface
-from bert_jax.text.vocabulary_options import VocabularyOptions
-from bert_jax.text.vocabulary_training import train_vocabulary
-from bert_jax.training import checkpoints
 
 TEXT = "the ship sees the storm ."
 RECORDS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -76,23 +72,6 @@ def test_exported_folder_loads_as_its_checkpoint(name: str, folders: dict[str, t
         text, pair = {"choose": ("the ship", ["sees .", "a star ."]), "span": ("the owl", TEXT)}.get(name, (TEXT, None))
         assert loaded.predict(text, pair) == original.predict(text, pair)
     assert (sorted(os.listdir(folder)), os.listdir(written)) == (before, [])
-
-
-def test_folder_with_sentencepiece_in_a_store_that_holds_no_checkpoints_loads(
-    store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    texts = [document.lower() for document in helpers.make_corpus(40).splitlines() if document]
-    tokenizer = train_vocabulary(texts, VocabularyOptions(kind="unigram", size=150))
-    checkpoint = sources.write_checkpoint(tmp_path / "pieces", tokenizer)
-    huggingface.export(checkpoint, str(tmp_path / "hf"))
-    for path in (tmp_path / "hf").iterdir():
-        store.put(f"hf/{path.name}", path.read_bytes())
-    saved = bert_jax.load(str(tmp_path / "pieces"))
-    for module in (checkpoints, pretrained):  # as of s3:// and az://
-        monkeypatch.setattr(module, "may_hold_checkpoints", lambda folder: not str(folder).startswith("gs://"))
-    loaded = bert_jax.load("gs://bucket/hf")
-    assert loaded.tokenizer.sha256 == tokenizer.sha256
-    assert_same(loaded, saved)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 from etils import epath
 from support import helpers
 
-from bert_jax.cli import main
 from bert_jax.config import PretrainConfig, StudyConfig, load_config
 from bert_jax.errors import InputError, Interrupted
 from bert_jax.finetuning.finetune import planned_runs
@@ -130,20 +129,6 @@ def test_a_study_goes_on_where_it_was_stopped(spec: str, overrides, tmp_path: Pa
     assert of_bilstm.init == str(tmp_path / "run" / "pretraining" / "ltr")
     assert of_bilstm.data.path == str(tmp_path / "topics")
     assert (tmp_path / "run" / "table.md").read_text() == render(table)
-
-
-@pytest.mark.long
-def test_the_command_runs_a_study(spec: str, overrides, tmp_path: Path, capfd):
-    chosen = [*overrides, ("only_rows", "('LTR', '+ BiLSTM')"), ("finetuning.search.seeds", "(3,)")]
-    flags = [f"--config.{key}={value}" for key, value in chosen]
-    assert main(["study", spec, "--workdir", str(tmp_path / "run"), *flags]) == 0
-    assert capfd.readouterr().out == (tmp_path / "run" / "table.md").read_text()
-    for row in json.loads((tmp_path / "run" / "table.json").read_text())["rows"]:
-        folder = "ltr" if row["name"] == "LTR" else "bilstm"
-        result = tmp_path / "run" / "finetuning" / folder / "topic" / "lr-2e-05-seed-3" / "result.json"
-        scores = json.loads(result.read_text())["scores"]
-        assert row["columns"]["topic"]["values"] == [100 * scores["dev"]["accuracy"]]
-        assert row["columns"]["perplexity"]["mean"] == pytest.approx(2.718281828 ** row["pretraining"]["mlm_loss"])
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 import functools
 import itertools
-import json
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from etils import epath
 from support import reference_tokenizer as reference
 from support import squad_examples
 
@@ -22,7 +20,6 @@ from bert_jax.finetuning.tasks.squad import (
     build_windows,
     max_context_masks,
     window_spans,
-    write_answers,
 )
 from bert_jax.finetuning.tasks.squad_files import (
     Answer,
@@ -362,25 +359,6 @@ def test_logits_that_are_not_finite_are_refused(value: float, tokenizer: Tokeniz
     starts[0][2] = value
     with pytest.raises(BertJaxError, match=r"\bq\b"):
         answer_questions(questions, windows, starts, ends)
-
-
-def test_files(tokenizer: Tokenizer, tmp_path: Path):
-    questions = squad_examples.make_questions(10)
-    windows = build_windows(questions, tokenizer)
-    logits = random_logits(windows, 1), random_logits(windows, 2)
-    answers = answer_questions(questions, windows, *logits, version_2=True)
-    threshold = float(np.median(list(answers.null_odds.values())))
-    write_answers(epath.Path(tmp_path / "two"), answers, threshold)
-    files = {path.name: json.loads(path.read_text()) for path in (tmp_path / "two").iterdir()}
-    assert set(files) == {"predictions.json", "nbest_predictions.json", "null_odds.json"}
-    assert files["predictions.json"] == answers.predictions(threshold)
-    assert {text == "" for text in files["predictions.json"].values()} == {True, False}
-    assert files["null_odds.json"] == answers.null_odds
-    first = files["nbest_predictions.json"]["q0"][0]
-    assert list(first) == ["text", "probability", "start_logit", "end_logit"]
-    assert first["text"] == answers.nbest["q0"][0]["text"]
-    write_answers(epath.Path(tmp_path / "one"), answer_questions(questions, windows, *logits))
-    assert {path.name for path in (tmp_path / "one").iterdir()} == {"predictions.json", "nbest_predictions.json"}
 
 
 def real(data_dir: Path, name: str, vocab: str, every: int = 1) -> tuple[list[Question], list[Window], Answers]:
