@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from bert_jax.config_keys import StudyRow, StudyTask
 from bert_jax.config_listing import CONFIG_TYPES, key_comments, kind_of
-from bert_jax.finetuning import checks
+from bert_jax.finetuning.run import CHANGEABLE
 from bert_jax.sections import flatten
 from bert_jax.training import phases, run
 
@@ -71,7 +71,7 @@ def pretraining() -> str:
 def finetuning() -> str:
     """Returns the tables of fine-tuning's keys."""
     return _tables(keys("finetune/default"), "finetune", {
-        "on resume": lambda key: key.startswith(checks.CHANGEABLE),
+        "on resume": lambda key: key.startswith(CHANGEABLE),
     })  # fmt: skip
 
 
