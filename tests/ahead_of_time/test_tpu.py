@@ -102,21 +102,10 @@ def test_pallas_attention_keeps_no_probabilities():
     assert kernel["peak_bytes"] < plain["peak_bytes"] - probabilities
 
 
-@pytest.mark.parametrize(
-    ("topology", "overrides", "message"),
-    [
-        ("v5e:16x32", {}, "--topology=v5e:16x32: "),
-        ("v5e:3x3", {}, "--topology=v5e:3x3: "),
-        pytest.param(
-            "v5e:2x4", {"attention": "cudnn", "model.attention_probs_dropout_prob": 0.0}, "attention=cudnn: ",
-            marks=pytest.mark.long,
-        ),
-    ],
-)  # fmt: skip
-def test_errors_are_one_line(topology, overrides, message):
-    done = run(f"--topology={topology}", expect=2, **overrides)
+def test_a_topology_that_libtpu_refuses_is_one_line():
+    done = run("--topology=v5e:3x3", expect=2)
     (line,) = helpers.error_lines(done.stderr)
-    assert line.startswith(f"bert-jax compile: {message}")
+    assert line.startswith("bert-jax compile: --topology=v5e:3x3: ")
 
 
 @pytest.mark.long
@@ -138,8 +127,7 @@ RATE = """
 import sys
 import jax
 import jax.numpy as jnp
-from bert_jax.ahead_of_time.compiled_step import estimate_time
-from bert_jax.ahead_of_time.compiled_step import open_target
+from bert_jax.ahead_of_time.compiled_step import estimate_time, open_target
 device = open_target(sys.argv[1]).devices[0]
 sharding = jax.sharding.SingleDeviceSharding(device)
 arrays = [jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding) for shape in ((4096, 4096), (4096, 1024))]

@@ -1,6 +1,5 @@
 """The loop over steps, with a step of its own that counts and a run that writes nothing."""
 
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -97,15 +96,6 @@ def test_logged_steps_are_lines_of_keys_and_values(caplog):
     values = dict(word.split("=") for word in lines[-1].split()[2:])
     assert float(values["loss"]) == 5
     assert float(values["learning_rate"]) == 0.5
-
-
-def test_bar_shows_the_latest_step_before_the_first_row():
-    fake, shown = FakeRun(), []
-    fake.run.bar.set_postfix_str = lambda text, refresh=True: shown.append(text)
-    fake.go(stop=3)
-    assert shown[0] == "compiling"
-    assert "compiling" not in shown[1]
-    assert re.search(r"loss=1\b", shown[1])
 
 
 @pytest.mark.parametrize("when", ["between", "evaluated", "traced"])
@@ -234,14 +224,6 @@ def test_hook_ends_the_training_early(log_every: int, logged: list[int]):
     assert [row["step"] for row in fake.rows] == logged
     assert sum(row["steps_averaged"] for row in fake.rows) == 12
     assert fake.unlogged == [{}]
-
-
-def test_signal_at_the_step_of_an_early_end_is_heard():
-    fake = FakeRun()
-    fake.received = SimpleNamespace(name="SIGTERM")
-    with pytest.raises(Interrupted):
-        fake.go(eval_every=5, enough=10)
-    assert fake.saved == [10]
 
 
 def test_at_most_two_steps_are_in_flight():
