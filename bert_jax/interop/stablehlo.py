@@ -25,32 +25,25 @@ from bert_jax.training.checkpoints import Checkpoint, check_finite
 PROGRAM, PARAMETERS = "model.stablehlo", "parameters.safetensors"
 PLATFORMS = ("cpu", "cuda", "tpu")
 
-_README = """# BERT as StableHLO
+_README = """# BERT as StableHLO, written with jax {version}
 
 Inputs are int32 [batch, length], of at most {max_length} tokens; padding is at the end, with 0 in the attention mask.
 Loading needs `pip install jax flatbuffers safetensors tokenizers`.
 
 ```python
-import jax
-import numpy as np
+import jax, numpy
 from jax import export
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-with open("model.stablehlo", "rb") as file:
-    program = jax.jit(export.deserialize(bytearray(file.read())).call)
-parameters = load_file("parameters.safetensors")
+program = jax.jit(export.deserialize(bytearray(open("model.stablehlo", "rb").read())).call)
 tokenizer = Tokenizer.from_file("tokenizer.json")
 tokenizer.enable_padding(pad_id={pad_id})
 texts = tokenizer.encode_batch(["A text.", "Another, longer text."])
-inputs = [
-    np.array([getattr(text, field) for text in texts], np.int32) for field in ("ids", "type_ids", "attention_mask")
-]
-result = program(parameters, *inputs)
+fields = ("ids", "type_ids", "attention_mask")
+inputs = [numpy.array([getattr(text, field) for text in texts], "int32") for field in fields]
+result = program(load_file("parameters.safetensors"), *inputs)
 ```
-
-Written with jax {version}; jax keeps reading such files for six months at least
-(https://docs.jax.dev/en/latest/export/export.html#compatibility-guarantees).
 """
 
 

@@ -23,7 +23,7 @@ TEXTS = ["A text.", "Another, longer text."]  # of the README
 def run_readme(folder: Path) -> dict[str, np.ndarray]:
     """Runs the code of the folder's README in a fresh process, and returns its result."""
     (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
-    code += "import sys\nassert 'bert_jax' not in sys.modules\nnp.savez('result.npz', **result)\n"
+    code += "import sys\nassert 'bert_jax' not in sys.modules\nnumpy.savez('result.npz', **result)\n"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, env=helpers.child_environment(), capture_output=True, text=True,
         check=False,
