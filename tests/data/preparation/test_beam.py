@@ -246,7 +246,7 @@ sys.exit(cli.main({arguments!r}))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("bert-jax prepare: --runner=DirectRunner: ")
-    assert done.stderr.endswith("pip install 'apache-beam>=2.70'\n")
+    assert done.stderr.endswith("pip install 'bert-jax[beam]'\n")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "data").exists()
 
