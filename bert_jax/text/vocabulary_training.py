@@ -134,12 +134,9 @@ def _train(words: Mapping[str, int], options: VocabularyOptions) -> models.Model
     if is_unigram:
         return _train_unigram(words, options.size)
     trainer = trainers.BpeTrainer(
-        vocab_size=options.size,
-        min_frequency=_MIN_PAIR_COUNT,
-        show_progress=False,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=sorted(alphabet),
-    )
+        vocab_size=options.size, min_frequency=_MIN_PAIR_COUNT, show_progress=False,
+        special_tokens=list(SPECIAL_TOKENS), initial_alphabet=sorted(alphabet),
+    )  # fmt: skip
     model = models.BPE(unk_token=None if options.kind == "byte_bpe" else "[UNK]", fuse_unk=True)
     return _merge(words, model, trainer)
 
@@ -154,17 +151,10 @@ def _train_unigram(words: Mapping[str, int], size: int) -> models.Model:
     file = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=(f"{word.removeprefix(_SPACE)}\t{words[word]}" for word in sample),
-        input_format="tsv",
-        model_writer=file,
-        model_type="unigram",
-        vocab_size=size,
-        hard_vocab_limit=False,
-        character_coverage=1.0,
-        normalization_rule_name="identity",
-        pad_id=0, pad_piece=pad, unk_id=1, unk_piece=unk, bos_id=-1, eos_id=-1, control_symbols=control,
-        max_sentence_length=16 * _CHUNK_CHARACTERS,
-        num_threads=_THREADS,
-        minloglevel=2,
+        input_format="tsv", model_writer=file, model_type="unigram", vocab_size=size, hard_vocab_limit=False,
+        character_coverage=1.0, normalization_rule_name="identity", pad_id=0, pad_piece=pad, unk_id=1, unk_piece=unk,
+        bos_id=-1, eos_id=-1, control_symbols=control, max_sentence_length=16 * _CHUNK_CHARACTERS,
+        num_threads=_THREADS, minloglevel=2,
     )  # fmt: skip
     processor = sentencepiece.SentencePieceProcessor(model_proto=file.getvalue())
     pieces = [(processor.id_to_piece(index), processor.get_score(index)) for index in range(processor.get_piece_size())]

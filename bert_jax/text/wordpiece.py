@@ -18,13 +18,9 @@ LIBRARY_MAX_WORD_CHARACTERS = 100
 
 
 def wordpiece_tokenizer(
-    vocab: Sequence[str],
-    lowercase: bool,
-    *,
-    strip_accents: bool | None = None,
-    text: str = REFERENCE,
+    vocab: Sequence[str], lowercase: bool, *, strip_accents: bool | None = None, text: str = REFERENCE,
     max_word_characters: int = MAX_WORD_CHARACTERS,
-) -> Tokenizer:
+) -> Tokenizer:  # fmt: skip
     """Returns the tokenizer of a vocabulary, whose index is the id.
 
     Args:
@@ -46,10 +42,7 @@ def wordpiece_tokenizer(
     if bad := [piece for piece in vocab if not piece or "\n" in piece or "\r" in piece]:
         raise InputError(f"the vocabulary has an invalid piece {bad[0]!r}; expected text on one line")
     model = models.WordPiece(
-        ids,
-        unk_token="[UNK]",
-        max_input_chars_per_word=max_word_characters,
-        continuing_subword_prefix=CONTINUATION,
+        ids, unk_token="[UNK]", max_input_chars_per_word=max_word_characters, continuing_subword_prefix=CONTINUATION
     )
     fast = FastTokenizer(model)
     fast.normalizer = normalizer(bool(lowercase), strip_accents, text)

@@ -9,6 +9,7 @@ from support.preparing import run
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.preparation import pipeline as preparing_module
+from bert_jax.data.preparation import shards
 from bert_jax.errors import InputError
 
 KNOWN = "the ship sees the old sailor near a wave ."  # 10 tokens
@@ -51,7 +52,7 @@ def test_many_unknown_words_are_refused_before_the_second_pass(
         return cli.main([str(word) for word in arguments])
 
     with monkeypatch.context() as patch:
-        patch.setattr(preparing_module, "build", None)
+        patch.setattr(shards, "build", None)
         assert command() == 2
     error = capsys.readouterr().err
     assert "40.0%" in error

@@ -38,7 +38,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,41 +179,17 @@ def read(piece: Slice, options: CorpusOptions) -> Iterator[str]:
         is_boundary = _is_wiki_boundary if kind == "wiki" else _is_blank
         if kind == "text" and options.documents == "file":
             is_boundary = _is_never_boundary
-        yield from _text_documents(path, start, end, options, utf8, is_boundary)
-    elif kind == "tfds":
-        yield from _documents(path, tfds_corpus.texts(path, start, end, utf8), options.max_document_bytes)
+        yield from _documents(path, start, end, options, utf8, is_boundary)
     else:
-        texts = columnar_texts if kind in COLUMNAR else row_texts
-        yield from _documents(path, texts(path, kind, start, end, options, utf8), options.max_document_bytes)
+        if kind == "tfds":
+            texts = tfds_corpus.texts(path, start, end, utf8)
+        else:
+            texts = (columnar_texts if kind in COLUMNAR else row_texts)(path, kind, start, end, options, utf8)
+        documents = ("\n".join(filter(None, map(str.strip, text.split("\n")))) for text in texts)
+        yield from filter(None, documents)
     if utf8.replaced:
         where = path if end is None else f"{path}, {start:,} to {end:,}"
         log.warning("%s: replaced invalid UTF-8 by U+FFFD in %s line(s) or value(s)", where, f"{utf8.replaced:,}")
-
-
-def _documents(path: str, texts: Iterable[tuple[int | str, str]], limit: int) -> Iterator[str]:
-    """Yields one document a text, or several if it is too long, and none for a text without words."""
-    warned = False
-    for position, text in texts:
-        parts = list(_split(filter(None, map(str.strip, text.split("\n"))), limit))
-        if len(parts) > 1 and not warned:
-            warned = True
-            log.warning("%s: split a document of more than %d bytes", locate(path, position), limit)
-        yield from parts
-
-
-def _split(lines: Iterable[str], limit: int) -> Iterator[str]:
-    """Yields the lines joined by line ends, in parts of at most `limit` bytes or one line."""
-    part: list[str] = []
-    size = 0
-    for line in lines:
-        line_bytes = len(line.encode()) + 1
-        if part and size + line_bytes > limit + 1:
-            yield "\n".join(part)
-            part, size = [], 0
-        part.append(line)
-        size += line_bytes
-    if part:
-        yield "\n".join(part)
 
 
 def _is_blank(line: bytes) -> bool:
@@ -234,7 +210,7 @@ def _is_never_boundary(line: bytes) -> bool:
     return False
 
 
-def _text_documents(
+def _documents(
     path: str, start: int, end: int | None, options: CorpusOptions, utf8: Utf8, is_boundary: Callable[[bytes], bool]
 ) -> Iterator[str]:
     """Yields the documents that a slice owns; see the module's docstring. Those of WikiExtractor have no titles."""

@@ -13,7 +13,7 @@ TEXT_FIELD = "text"
 class CorpusOptions(CheckedOptions):
     """Options for reading documents from files.
 
-    Tables, JSON lines and WikiExtractor files mark their documents themselves. Documents of more than
+    Tables, JSON lines and WikiExtractor files mark their documents themselves. Documents of plain text of more than
     `max_document_bytes` are split at line ends.
     """
 

@@ -53,8 +53,8 @@ def columnar_slices(path: str, kind: str, size: int, slice_bytes: int) -> list[t
 
 def columnar_texts(
     path: str, kind: str, start: int, end: int | None, options: CorpusOptions, utf8: Utf8
-) -> Iterator[tuple[str, str]]:
-    """Yields (location of the row, text) of the row groups or record batches [start, end) of a Parquet or Arrow file.
+) -> Iterator[str]:
+    """Yields the text of each row in the row groups or record batches [start, end) of a Parquet or Arrow file.
 
     A row whose text is null is skipped. Raises InputError for a damaged file, no column `text_field`, or one of another
     type than strings and bytes; or, with the row, for invalid UTF-8.
@@ -70,15 +70,13 @@ def columnar_texts(
             for row, value in enumerate(values.cast(pa.large_binary()).to_pylist(), first):
                 if value is not None:
                     try:
-                        yield f"{where}{row}", utf8.decode(value)
+                        yield utf8.decode(value)
                     except ValueError as error:
                         raise InputError(f"{path}: {where}{row}: {error}") from error
 
 
-def row_texts(
-    path: str, kind: str, start: int, end: int | None, options: CorpusOptions, utf8: Utf8
-) -> Iterator[tuple[int, str]]:
-    """Yields (offset, text) of the rows that begin in bytes [start, end) of JSON lines, CSV or TSV.
+def row_texts(path: str, kind: str, start: int, end: int | None, options: CorpusOptions, utf8: Utf8) -> Iterator[str]:
+    """Yields the text of each row that begins in bytes [start, end) of JSON lines, CSV or TSV.
 
     A row whose text is null is skipped. Raises InputError, with the line, for a row that is invalid or has no string in
     the field `text_field`.
@@ -101,7 +99,7 @@ def row_texts(
             raise InputError(f"{locate(path, offset)}: {row.problem}")
         text = _lookup(row, field)
         if isinstance(text, str):
-            yield offset, text
+            yield text
         elif text is _MISSING:
             where = locate(path, offset) if kind == "json" else f"{path}:1"
             raise _missing_field(where, field, row, "--text_field")

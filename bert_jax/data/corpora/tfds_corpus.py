@@ -76,8 +76,8 @@ def slices(path: str, slice_bytes: int) -> list[tuple[int, int, int]]:
     return [(start, end, after - before) for (start, before), (end, after) in pairwise(cuts)]
 
 
-def texts(path: str, start: int, end: int | None, utf8: Utf8) -> Iterator[tuple[str, str]]:
-    """Yields ("example N", text) of the examples [start, end) of a split; None is the last.
+def texts(path: str, start: int, end: int | None, utf8: Utf8) -> Iterator[str]:
+    """Yields the text of each of the examples [start, end) of a split; None is the last.
 
     Raises:
       InputError: as `slices`; or, with the index, an unreadable example or invalid UTF-8.
@@ -91,7 +91,7 @@ def texts(path: str, start: int, end: int | None, utf8: Utf8) -> Iterator[tuple[
             text = utf8.decode(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value)
         except ValueError as error:
             raise InputError(f"{path}: example {number}: {error}") from error
-        yield f"example {number}", text
+        yield text
 
 
 def _read(path: str, start: int, end: int | None, features: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:

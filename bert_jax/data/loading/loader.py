@@ -324,12 +324,7 @@ class EvalLoader:
     """
 
     def __init__(
-        self,
-        datasets: Sequence[PreparedDataset],
-        *,
-        batch_size: int,
-        batches: int = -1,
-        left_to_right: bool = False,
+        self, datasets: Sequence[PreparedDataset], *, batch_size: int, batches: int = -1, left_to_right: bool = False
     ):
         """Creates at most `batches` batches of `batch_size` rows, all of the split for -1.
 

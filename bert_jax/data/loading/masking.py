@@ -64,16 +64,9 @@ def prediction_counts(lengths: np.ndarray | int, mask_rate: float = 0.15) -> np.
 
 
 def mask_batch(
-    input_ids: np.ndarray,
-    maskable: np.ndarray,
-    lengths: np.ndarray,
-    keys: np.ndarray,
-    masking: Masking,
-    *,
-    mask_id: int,
-    vocab_size: int,
-    continues_word: np.ndarray | None = None,
-) -> HostBatch:
+    input_ids: np.ndarray, maskable: np.ndarray, lengths: np.ndarray, keys: np.ndarray, masking: Masking, *,
+    mask_id: int, vocab_size: int, continues_word: np.ndarray | None = None,
+) -> HostBatch:  # fmt: skip
     """Draws the masks of a batch.
 
     Args:

@@ -11,7 +11,6 @@ import logging
 import pickle
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import apache_beam as beam
@@ -26,90 +25,63 @@ from bert_jax.files import atomic
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class BeamRunner:
-    """Beam runner with Beam's options in command-line syntax, whose results pass through the shared folder `work`.
+def map_tasks(
+    function: Callable[[Task], Result], tasks: Sequence[Task], *, runner: str, flags: Sequence[str], work: str
+) -> Iterator[tuple[Task, Result]]:
+    """Yields (task, result) pairs in order; the results pass through the shared folder `work`.
 
     Raises:
-      InputError: unknown runner or invalid option.
+      InputError: that of a task; or an unknown runner, an invalid option, or `work` is not shared with the workers.
+      BertJaxError: the pipeline failed.
     """
-
-    runner: str
-    flags: Sequence[str]
-    work: str
-
-    def __post_init__(self) -> None:
-        self._pipeline()
-
-    def map_tasks(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]:
-        """Yields (task, result) pairs in order.
-
-        Raises:
-          InputError: that of a task, or `work` is not shared with the workers.
-          BertJaxError: the pipeline failed.
-        """
-        pipeline, folder = self._pipeline(), f"{self.work}/{uuid.uuid4().hex}"
-        atomic.make_folder(epath.Path(folder))
-        _ = (
-            pipeline
-            | "Tasks" >> beam.Create([(number, pickle.dumps(task)) for number, task in enumerate(tasks)])
-            | "Spread" >> beam.Reshuffle()
-            | "Run" >> beam.Map(_run_task, function, folder)
-        )
-        log.info("Running %d tasks with Apache Beam, --runner=%s", len(tasks), self.runner)
-        self._run(pipeline)
-        found = [_read(_result_path(folder, number)) for number in range(len(tasks))]
-        for result in found:
-            if isinstance(result, InputError):
-                raise result
-            if result is None:
-                raise InputError(f"output: not shared with the workers of runner={self.runner}; use a store (gs://)")
-        yield from ((task, result[0]) for task, result in zip(tasks, found, strict=True))
-
-    def _pipeline(self) -> beam.Pipeline:
-        stderr = io.StringIO()
-        try:
-            with contextlib.redirect_stderr(stderr):
-                options = PipelineOptions([*self.flags, f"--runner={self.runner}"])
-                options.get_all_options()
-                return beam.Pipeline(options=options)
-        except SystemExit as stopped:
-            if not stopped.code:
-                raise
-            message = stderr.getvalue().strip().splitlines()[-1]
-            raise InputError(f"runner={self.runner}: invalid option: {message}") from stopped
-        except (ValueError, ImportError, AttributeError) as error:
-            raise InputError(f"runner={self.runner}: {error}") from error
-
-    def _run(self, pipeline: beam.Pipeline) -> None:
-        # Local runners log the traceback of an error that they raise here.
-        logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)
-        try:
-            state = pipeline.run().wait_until_finish()
-        except Exception as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise BertJaxError(f"runner={self.runner}: the pipeline failed: {lines[-1]}") from error
-        if state != PipelineState.DONE:
-            raise BertJaxError(f"runner={self.runner}: the pipeline ended in state {state}; see its logs")
+    pipeline, folder = open_pipeline(runner, flags), f"{work}/{uuid.uuid4().hex}"
+    atomic.make_folder(epath.Path(folder))
+    pickled = [(f"{folder}/{number}.result", pickle.dumps(task)) for number, task in enumerate(tasks)]
+    _ = pipeline | beam.Create(pickled) | beam.Reshuffle() | beam.Map(_run_task, function)
+    log.info("Running %d tasks with Apache Beam, --runner=%s", len(tasks), runner)
+    # Local runners log the traceback of an error that they raise here.
+    logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)
+    try:
+        state = pipeline.run().wait_until_finish()
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise BertJaxError(f"runner={runner}: the pipeline failed: {lines[-1]}") from error
+    if state != PipelineState.DONE:
+        raise BertJaxError(f"runner={runner}: the pipeline ended in state {state}; see its logs")
+    for task, (name, _) in zip(tasks, pickled, strict=True):
+        path = epath.Path(name)
+        if not path.exists():
+            raise InputError(f"output: not shared with the workers of runner={runner}; use a store (gs://)")
+        result = pickle.loads(atomic.read_whole(path))
+        if isinstance(result, InputError):
+            raise result
+        yield task, result[0]
 
 
-def _result_path(folder: str, number: int) -> str:
-    return f"{folder}/{number:06d}.result"
+def open_pipeline(runner: str, flags: Sequence[str]) -> beam.Pipeline:
+    """Opens a pipeline with Beam's options in command-line syntax.
+
+    Raises InputError for an unknown runner or an invalid option.
+    """
+    stderr = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(stderr):
+            options = PipelineOptions([*flags, f"--runner={runner}"])
+            options.get_all_options()
+            return beam.Pipeline(options=options)
+    except SystemExit as stopped:
+        message = stderr.getvalue().strip().splitlines()[-1]
+        raise InputError(f"runner={runner}: invalid option: {message}") from stopped
+    except (ValueError, ImportError, AttributeError) as error:
+        raise InputError(f"runner={runner}: {error}") from error
 
 
-def _run_task(task: tuple[int, bytes], function: Callable[[Any], Result], folder: str) -> None:
+def _run_task(task: tuple[str, bytes], function: Callable[[Any], Result]) -> None:
     """Writes the result of a pickled task, or its InputError, which Beam would retry and report in a traceback."""
     one_thread()
     try:
         result: Any = (function(pickle.loads(task[1])),)
     except InputError as error:
         result = InputError(str(error))
-    with atomic.whole_path(_result_path(folder, task[0])) as path:
+    with atomic.whole_path(task[0]) as path:
         path.write_bytes(pickle.dumps(result))
-
-
-def _read(path: str) -> Any:
-    """Returns the result of a task in a tuple, or its InputError; None if it is missing."""
-    file = epath.Path(path)
-    result: Any = pickle.loads(atomic.read_whole(file)) if file.exists() else None
-    return result

@@ -160,12 +160,7 @@ def make_singles(
 
 
 def make_pairs(
-    documents: Sequence[Document],
-    *,
-    seq_len: int,
-    short_seq_prob: float,
-    random_next: str,
-    rng: Random,
+    documents: Sequence[Document], *, seq_len: int, short_seq_prob: float, random_next: str, rng: Random
 ) -> Iterator[list[Instance]]:
     """Yields the instances of each document in order, in one pass over `documents`.
 

@@ -22,43 +22,21 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from etils import epath
 
+from bert_jax.data import dataset
 from bert_jax.data.corpora import corpus
 from bert_jax.data.corpora.corpus_inputs import is_local_file, is_stream, spool
 from bert_jax.data.corpora.text_hints import warn_of_text
-from bert_jax.data.dataset import (
-    INFO_FILE,
-    SPLITS,
-    TOKEN_COUNTS_FILE,
-    TOKENIZER_FIELDS,
-    Counts,
-    DatasetInfo,
-    array_bytes,
-    digest,
-    lengths_file,
-    sum_splits,
-    warn_of_unknown,
-)
-from bert_jax.data.preparation import report
+from bert_jax.data.dataset import INFO_FILE, SPLITS, TOKEN_COUNTS_FILE, Counts, DatasetInfo
+from bert_jax.data.preparation import report, shards
 from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
-from bert_jax.data.preparation.shards import (
-    EVERY,
-    RULES,
-    Bucket,
-    Built,
-    build,
-    count_lines,
-    frequent_lines,
-    hash_ranges,
-    make_buckets,
-    repeated_hashes,
-)
+from bert_jax.data.preparation.shards import RULES, Bucket, Built
 from bert_jax.data.preparation.sorted_runs import Job, Run, tokenize, write_run
-from bert_jax.data.preparation.worker_pool import Result, Task, map_tasks
+from bert_jax.data.preparation.worker_pool import map_tasks
 from bert_jax.errors import InputError, install_hint
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.progress import Bars, silent
@@ -72,27 +50,15 @@ WARN_SHARE = 0.02
 """Share of [UNK] in the text read above which a warning is logged."""
 
 
-class RunTasks(Protocol):
-    """Runs a function on each task; yields (task, result) pairs, in any order."""
-
-    def __call__(self, function: Callable[[Task], Result], tasks: Sequence[Task]) -> Iterator[tuple[Task, Result]]: ...
+RunTasks = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[tuple[Any, Any]]]
+"""Runs a function on each task; yields (task, result) pairs, in any order."""
 
 
 def prepare(
-    inputs: Sequence[str],
-    tokenizer: Tokenizer,
-    output: str,
-    options: PrepareOptions,
-    *,
-    seed: int = 0,
-    workers: int = 1,
-    scratch: str | None = None,
-    runner: str = LOCAL,
-    beam_options: Sequence[str] = (),
-    allow_unk: float = MAX_SHARE,
-    vocabulary: str = "",
-    bars: Bars = silent,
-) -> DatasetInfo:
+    inputs: Sequence[str], tokenizer: Tokenizer, output: str, options: PrepareOptions, *, seed: int = 0,
+    workers: int = 1, scratch: str | None = None, runner: str = LOCAL, beam_options: Sequence[str] = (),
+    allow_unk: float = MAX_SHARE, vocabulary: str = "", bars: Bars = silent,
+) -> DatasetInfo:  # fmt: skip
     """Prepares the dataset `output`, a new or empty folder, from the corpus `inputs`.
 
     The files of earlier datasets, and the file or folder `vocabulary` of the tokenizer, are no text, and are skipped.
@@ -133,20 +99,19 @@ def prepare(
         job = Job(tokenizer, options, seed, local, str(new))
         run_tasks: RunTasks = partial(map_tasks, workers=workers)
         if runner != LOCAL:
-            from bert_jax.data.preparation.beam import BeamRunner
+            from bert_jax.data.preparation import beam
 
             if remote.is_remote(folder):  # whose objects are written atomically, and where all workers write
                 job = replace(job, work=f"{folder}/work", output=str(folder))
                 stack.callback((folder / "work").rmtree, missing_ok=True)
-            run_tasks, bars = BeamRunner(runner, beam_options, job.work).map_tasks, silent
-            slices = [
-                replace(piece, path=os.path.abspath(piece.path)) if is_local_file(piece.path) else piece
-                for piece in slices
-            ]
+            run_tasks, bars = partial(beam.map_tasks, runner=runner, flags=beam_options, work=job.work), silent
+            local_paths = {piece.path for piece in slices if is_local_file(piece.path)}
+            slices = [replace(piece, path=os.path.abspath(piece.path)) if piece.path in local_paths else piece
+                      for piece in slices]  # fmt: skip
         info, unknown = _build(slices, job, allow_unk, run_tasks, bars, new)
         read = {"corpus": corpus.describe_files(slices, paths, options), "vocabulary": {"sha256": tokenizer.sha256}}
         provenance.append(new, provenance.record(read, dataset_hash=info.hash))
-        warn_of_unknown(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
+        dataset.warn_of_unknown(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
         report.warn(info, list(dict.fromkeys(piece.path for piece in slices)))
     return info
 
@@ -159,12 +124,12 @@ def _check_runner(runner: str, beam_options: Sequence[str]) -> None:
         return
     logging.disable(logging.WARNING)  # Beam warns on import if BigQuery is missing
     try:
-        from bert_jax.data.preparation.beam import BeamRunner
+        from bert_jax.data.preparation.beam import open_pipeline
     except ModuleNotFoundError as error:
         raise InputError(f"runner={runner}: {error}; run {install_hint('beam')}") from error
     finally:
         logging.disable(logging.NOTSET)
-    BeamRunner(runner, beam_options, "")
+    open_pipeline(runner, beam_options)
 
 
 def _build(
@@ -185,28 +150,29 @@ def _build(
             f"train one on such text, or pass allow_unk={min(1.0, int(unknown * 20 + 1) / 20):g}"
         )
     repeated = _repeated_lines(runs, read, job, run_tasks) if job.options.max_line_repeats else None
-    buckets = make_buckets(runs, job.options, repeated_hashes(repeated))
-    shards: dict[Bucket, Built] = {}
+    buckets = shards.make_buckets(runs, job.options, shards.repeated_hashes(repeated))
+    built: dict[Bucket, Built] = {}
     with closing(bars(total=len(buckets), desc="pair and write", unit=" shards")) as bar:
-        for bucket, shard in run_tasks(partial(build, job, runs, repeated), buckets):
-            shards[bucket] = shard
+        for bucket, shard in run_tasks(partial(shards.build, job, runs, repeated), buckets):
+            built[bucket] = shard
             bar.update(1)
-    splits = {name: [shards[bucket] for bucket in buckets if bucket.split == name] for name in SPLITS}
+    splits = {name: [built[bucket] for bucket in buckets if bucket.split == name] for name in SPLITS}
     arrays = {TOKEN_COUNTS_FILE: np.asarray(sum(shard.token_counts for shard in splits["train"]))}
     for name, split in splits.items():
-        arrays[lengths_file(name)] = np.concatenate([np.zeros(0, np.uint16), *(shard.lengths for shard in split)])
-    contents = {name: array_bytes(array) for name, array in arrays.items()}
+        lengths = [np.zeros(0, np.uint16), *(shard.lengths for shard in split)]
+        arrays[dataset.lengths_file(name)] = np.concatenate(lengths)
+    contents = {name: dataset.array_bytes(array) for name, array in arrays.items()}
     info = DatasetInfo(
-        tokenizer={name: getattr(job.tokenizer, name) for name in TOKENIZER_FIELDS},
+        tokenizer={name: getattr(job.tokenizer, name) for name in dataset.TOKENIZER_FIELDS},
         seq_len=job.options.seq_len,
         seed=job.seed,
         options=job.options.as_recorded(),
-        splits={name: sum_splits(shard.info for shard in split) for name, split in splits.items()},
+        splits={name: dataset.sum_splits(shard.info for shard in split) for name, split in splits.items()},
         corpus=read,
         dropped={
-            rule: sum((shard.dropped.get(rule, Counts()) for shard in shards.values()), Counts()) for rule in RULES
+            rule: sum((shard.dropped.get(rule, Counts()) for shard in built.values()), Counts()) for rule in RULES
         },
-        arrays={name: digest(content) for name, content in contents.items()},
+        arrays={name: dataset.digest(content) for name, content in contents.items()},
     ).with_hash()
     _check_kept(info)
     job.tokenizer.save(new)
@@ -231,9 +197,9 @@ def _tokenize(slices: Sequence[corpus.Slice], job: Job, run_tasks: RunTasks, bar
 
 def _repeated_lines(runs: Sequence[Run], read: Counts, job: Job, run_tasks: RunTasks) -> Run:
     """Returns a run of the hashes of the lines that occur too often."""
-    ranges = hash_ranges(EVERY, read.tokens, job.options.bucket_tokens)
-    counted = [run for _, run in run_tasks(partial(count_lines, job, runs), list(enumerate(ranges)))]
-    frequent = [lines for _, lines in run_tasks(partial(frequent_lines, job, counted), ranges)]
+    ranges = shards.hash_ranges(shards.EVERY, read.tokens, job.options.bucket_tokens)
+    counted = [run for _, run in run_tasks(partial(shards.count_lines, job, runs), list(enumerate(ranges)))]
+    frequent = [lines for _, lines in run_tasks(partial(shards.frequent_lines, job, counted), ranges)]
     return write_run(f"{job.work}/repeated-lines", Counts(), {"hashes": np.sort(np.concatenate(frequent))})
 
 

@@ -7,6 +7,7 @@ import itertools
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -293,17 +294,8 @@ def _make_instances(
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for number in range(options.dupe_factor):
         rng = make_rng(job.seed, bucket.split, bucket.hashes[0], number)
-        made = (
-            make_singles(documents, seq_len=options.seq_len, short_seq_prob=options.short_seq_prob, rng=rng)
-            if options.pairs == "none"
-            else make_pairs(
-                documents,
-                seq_len=options.seq_len,
-                short_seq_prob=options.short_seq_prob,
-                random_next=options.random_next,
-                rng=rng,
-            )
-        )
+        make = make_singles if options.pairs == "none" else partial(make_pairs, random_next=options.random_next)
+        made = make(documents, seq_len=options.seq_len, short_seq_prob=options.short_seq_prob, rng=rng)
         flat, sizes = array("i"), array("i")  # an array, since a million tuples take hundreds of megabytes
         for instances in made:
             sizes.append(len(instances))

@@ -135,7 +135,7 @@ def test_local_paths_are_those_of_the_command(inputs, tokenizer, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").write_text("the ship .\n\nthe sea .")
     seen = []
-    monkeypatch.setattr(beam.BeamRunner, "map_tasks", lambda _, function, tasks: seen.extend(tasks) or iter([]))
+    monkeypatch.setattr(beam, "map_tasks", lambda function, tasks, **_: seen.extend(tasks) or iter([]))
     with pytest.raises(InputError, match=r"a\.txt"):
         run(["a.txt"], tokenizer, tmp_path / "data", **DIRECT)
     assert [piece.path for _, pieces in seen for piece in pieces] == [str(tmp_path / "a.txt")]

@@ -13,6 +13,7 @@ from etils import epath
 from support import child_processes, helpers
 from support.preparing import SMALL, files, run
 
+from bert_jax.data import dataset as dataset_module
 from bert_jax.data.corpora import corpus
 from bert_jax.data.dataset import INFO_FILE, PreparedDataset
 from bert_jax.data.preparation import pipeline, shards, sorted_runs
@@ -37,7 +38,7 @@ def test_an_invalid_file_leaves_nothing(corpus_file, tokenizer, tmp_path, worker
     [
         ((sorted_runs, "write_run"), 0),
         ((shards, "_write_shard"), 3),
-        ((pipeline, "array_bytes"), 0),
+        ((dataset_module, "array_bytes"), 0),
         ((pipeline.provenance, "append"), 0),
     ],
 )
@@ -79,14 +80,14 @@ def test_an_empty_folder_is_filled(whole, corpus_file, tokenizer, tmp_path):
 
 def test_a_dataset_written_meanwhile_is_kept(whole, corpus_file, tokenizer, tmp_path, monkeypatch):
     """Another process finishes the dataset while this one works."""
-    build = pipeline.build
+    build = shards.build
 
     def slow(*arguments):
         if not (tmp_path / "data").exists():
             shutil.copytree(whole, tmp_path / "data")
         return build(*arguments)
 
-    monkeypatch.setattr(pipeline, "build", slow)
+    monkeypatch.setattr(shards, "build", slow)
     with pytest.raises(InputError, match=f"output={tmp_path / 'data'}: "):
         run(corpus_file, tokenizer, tmp_path / "data", seq_len=32)
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
