@@ -140,32 +140,24 @@ def features(
 
 
 @command
-def export(
-    checkpoint: Checkpoint, output: Folder, *, steps: Steps = "", format: Literal["hf", "stablehlo"] = "hf",
-) -> Result:  # fmt: skip
+def export(checkpoint: Checkpoint, output: Folder, *, format: Literal["hf", "stablehlo"] = "hf") -> Result:
     """Writes a checkpoint for Hugging Face transformers and its Hub, or as StableHLO.
 
     Reads: a checkpoint
     Writes: DIR: config.json, model.safetensors, tokenizer.json; or model.stablehlo
 
     Args:
-      output: a new folder; with --steps, of a folder per step
-      steps: hf: write DIR/stepN for `all` checkpoints of a workdir, or for steps such as 0,1000
+      output: a new folder
       format: of the folder
 
     Examples:
       bert-jax export --checkpoint=runs/base --output=hf
-      bert-jax export --checkpoint=runs/base --output=revisions --steps=all
+      bert-jax export --checkpoint=runs/base/checkpoints/1000 --output=step1000
       bert-jax export --checkpoint=runs/mine --output=hlo --format=stablehlo
     """
     from bert_jax.inference.pretrained import open_model_of
     from bert_jax.interop import huggingface, stablehlo
 
-    if format == "stablehlo" and steps:
-        raise InputError(f"steps={steps}: format={format} has no revisions; export one WORKDIR/checkpoints/STEP")
-    if steps:
-        revisions = huggingface.export_steps(checkpoint, output, steps)
-        return Result({"output": output, "checkpoint": checkpoint, "steps": revisions})
     opened = open_model_of(checkpoint)
     values = {"output": output, "checkpoint": str(opened.path)}
     if format == "stablehlo":

@@ -11,12 +11,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
-from etils import epath
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 
 from bert_jax import __version__
-from bert_jax.errors import InputError
 from bert_jax.files import provenance, remote
 from bert_jax.files.atomic import new_folder, whole_folder
 from bert_jax.finetuning.results import RESULT_FILE, read_result
@@ -26,7 +24,7 @@ from bert_jax.interop.weights import WHOLE, layout, model_settings, state_dict
 from bert_jax.model.task_heads import TaskHead
 from bert_jax.text.conversion import VOCABULARY
 from bert_jax.tracking.metrics import read_metrics
-from bert_jax.training.checkpoints import Checkpoint, check_finite, chosen_steps, open_checkpoint
+from bert_jax.training.checkpoints import Checkpoint, check_finite
 
 log = logging.getLogger(__name__)
 
@@ -44,30 +42,6 @@ def export(checkpoint: Checkpoint, output: str) -> str:
     Raises InputError if `output` is a file or a folder that is not empty, and as `architecture_of` does.
     """
     folder = new_folder(output)
-    return _export(checkpoint, folder, folder.name)
-
-
-def export_steps(workdir: str, output: str, steps: str) -> list[dict[str, Any]]:
-    """Exports steps of a workdir to `output`/stepN, each as `export` does, named as revisions of models on the Hub are.
-
-    Returns `step`, `folder` and `architecture` of each, in ascending order. `steps` is "all", or step numbers such as
-    "0,1000". Raises InputError if a step is not in the workdir, or its folder is not empty; then nothing is written.
-    """
-    folder = remote.parse_path(output)
-    if remote.exists(folder) and not folder.is_dir():
-        raise InputError(f"output={output!r}: is no folder; expected one")
-    targets = {step: new_folder(str(folder / f"step{step}")) for step in chosen_steps(workdir, steps)}
-    return [
-        {
-            "step": step, "folder": str(target),
-            "architecture": _export(open_checkpoint(workdir, step), target, folder.name, target.name),
-        }
-        for step, target in targets.items()
-    ]  # fmt: skip
-
-
-def _export(checkpoint: Checkpoint, folder: epath.Path, name: str, revision: str = "") -> str:
-    """Writes the folder of `export`, whose model card has the title `name`."""
     log.info("Reading %s and writing %s", checkpoint.path, folder)
     config, tokenizer, task = checkpoint.bert_config, checkpoint.tokenizer, checkpoint.task
     architecture = architecture_of(checkpoint)
@@ -86,7 +60,7 @@ def _export(checkpoint: Checkpoint, folder: epath.Path, name: str, revision: str
         "dtype": "float32", **(task_config(task) if task else {}),
     }  # fmt: skip
     size = sum(value.size for value in weights.values())
-    card = model_card(checkpoint, architecture, name, parameters=size, revision=revision)
+    card = model_card(checkpoint, architecture, folder.name, parameters=size)
     with whole_folder(folder, last=CONFIG) as partial:  # a remote folder with the config is complete
         tokenizer.save(partial, model_max_length=longest)
         if tokenizer.kind == "wordpiece" and "" not in tokenizer.vocab:  # for BertTokenizer of version 4, and others
@@ -99,11 +73,11 @@ def _export(checkpoint: Checkpoint, folder: epath.Path, name: str, revision: str
     return architecture
 
 
-def model_card(checkpoint: Checkpoint, architecture: str, name: str, *, parameters: int, revision: str = "") -> str:
+def model_card(checkpoint: Checkpoint, architecture: str, name: str, *, parameters: int) -> str:
     """Returns the text of the card of a model that is exported as `architecture`.
 
-    `name` is its title, `parameters` the number of its parameters, and `revision` the name of a step among others. The
-    card names no data set: a file in the format of a benchmark may be anyone's.
+    `name` is its title, and `parameters` the number of its parameters. The card names no data set: a file in the format
+    of a benchmark may be anyone's.
     """
     config, tokenizer, task = checkpoint.bert_config, checkpoint.tokenizer, checkpoint.task or {}
     pipeline = ARCHITECTURES[architecture].pipeline
@@ -111,7 +85,6 @@ def model_card(checkpoint: Checkpoint, architecture: str, name: str, *, paramete
     front = yaml.safe_dump({key: value for key, value in known.items() if value}, sort_keys=False)
     origin = "Fine-tuned" if task else "Pre-trained" if checkpoint.config else "Converted"
     case, accents = "uncased" if tokenizer.lowercase else "cased", "stripped" if tokenizer.strip_accents else "kept"
-    place = f'"USER/{name}", revision="{revision}"' if revision else '"FOLDER"'
     bare = ", add_pooling_layer=False" if architecture == "BertModel" and not checkpoint.heads else ""
     lines = [
         f"---\n{front}---\n\n# {name}\n",
@@ -122,8 +95,8 @@ def model_card(checkpoint: Checkpoint, architecture: str, name: str, *, paramete
         f"- {tokenizer.vocab_size:,} pieces of {tokenizer.title}, {case}, accents {accents}",
         f"- at most {task.get('max_seq_len', config.max_position_embeddings)} tokens",
         f"\n## Use\n\n```python\nfrom transformers import AutoTokenizer, {architecture}\n",
-        f"tokenizer = AutoTokenizer.from_pretrained({place})",
-        f"model = {architecture}.from_pretrained({place}{bare})\n```",
+        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+        f'model = {architecture}.from_pretrained("FOLDER"{bare})\n```',
     ]
     if names := task.get("classes") or task.get("tags"):
         lines.append(f"\n## Labels\n\n{', '.join(f'`{label}`' for label in names)}")
