@@ -72,20 +72,6 @@ def test_evaluate_gives_the_values_of_the_runs_own_evaluation(journey: Path, cap
         assert values[name] == pytest.approx(rows[-1][name], rel=1e-5)
 
 
-def suggested(log: str) -> list[list[str]]:
-    """The words of each command of `bert-jax` that a log suggests."""
-    return [shlex.split(command) for command in re.findall(r"Next: bert-jax (.+)", log)]
-
-
-def test_suggested_commands_parse(journey: Path):
-    commands = suggested((journey / "stderr").read_text())
-    assert [command[0] for command in commands] == [
-        "pretrain", "evaluate", "finetune", "export", "report"
-    ]  # fmt: skip
-    for command in commands:
-        assert cli.parse(command).command == command[0]
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_ends_with_examples_that_parse(name: str, capsys: pytest.CaptureFixture):
     with pytest.raises(SystemExit) as stopped:

@@ -6,7 +6,6 @@ The step, its sharding, checkpoints, resuming and metrics are those of pre-train
 import dataclasses
 import functools
 import logging
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +47,7 @@ from bert_jax.training.checks import check_attention, check_environment
 from bert_jax.training.initialization import initialize_from
 from bert_jax.training.loop import Evaluate, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.training.run import Run, begin_run, check_same_config, log_result
+from bert_jax.training.run import Run, begin_run, check_same_config
 from bert_jax.training.train_step import (
     StateSpec,
     TrainState,
@@ -120,17 +119,8 @@ def _finetune(run: Run, config: FinetuneConfig, needs_scores: bool) -> dict[str,
         parameters = open_checkpoint(str(chosen)).load_parameters(setup.spec.shardings.parameters, **settings)
     described = best.describe(last, order.steps_an_epoch, order.total_steps)
     scores = _finish(run, setup, parameters, step, evaluate.final, described)
-    place = shlex.quote(str(folder))
-    log_result(
-        chosen, last,
-        "  ".join(f"{split}/{name} {value:.4f}" for split, values in scores.items() for name, value in values.items()),
-        [
-            f"evaluate --checkpoint={place} --data=FILE",
-            f"predict --checkpoint={place} --input=FILE --output=predictions.jsonl",
-            f"export --checkpoint={place} --output=FOLDER",
-            f"report {place} --output=report.html",
-        ],
-    )  # fmt: skip
+    texts = (f"{split}/{name} {value:.4f}" for split, values in scores.items() for name, value in values.items())
+    log.info("Finished step %d: %s; checkpoint %s", last, "  ".join(texts) or "nothing is scored", chosen)
     return scores
 
 

@@ -143,11 +143,3 @@ def check_mixture(config: PretrainConfig, datasets: Sequence[PreparedDataset]) -
             raise InputError(
                 f"{dataset.folder} was prepared with --pairs none and has no next sentences; set objective.nsp=False"
             )
-
-
-def check_same_tokenizer(dataset: PreparedDataset, other: PreparedDataset) -> None:
-    """Raises InputError if two datasets of a run were prepared with different vocabularies."""
-    if dataset.tokenizer.sha256 != other.tokenizer.sha256:
-        raise InputError(
-            f"{dataset.folder} and {other.folder} were prepared with different vocabularies; prepare both with one"
-        )

@@ -37,7 +37,6 @@ from bert_jax.training.checks import (
     check_attention,
     check_config,
     check_mixture,
-    check_same_tokenizer,
     data_paths,
 )
 from bert_jax.training.optimizer import learning_rate_schedule
@@ -149,8 +148,12 @@ def open_phases(
         opened: list[PreparedDataset] = []
         for path in data_paths(plan.config):
             dataset = datasets[path] = datasets.get(path) or PreparedDataset(path)
-            check_same_tokenizer(dataset, (phases[0].datasets if phases else [*opened, dataset])[0])
             opened.append(dataset)
+            first = (phases[0].datasets if phases else opened)[0]
+            if dataset.tokenizer.sha256 != first.tokenizer.sha256:
+                raise InputError(
+                    f"{dataset.folder} and {first.folder} have different vocabularies; prepare both with one"
+                )
         check_mixture(plan.config, opened)
         seq_len = opened[0].info.seq_len
         fitted = fit_plan(plan, mesh, seq_len, opened[0].tokenizer.vocab_size, str(opened[0].folder), platform)

@@ -4,7 +4,6 @@
 """
 
 import logging
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import cached_property, partial
@@ -18,9 +17,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.batch import Batch
 from bert_jax.config_keys import PretrainConfig
-from bert_jax.data.dataset import warn_of_unknown
 from bert_jax.data.loading.prefetch import Prefetch
-from bert_jax.data.preparation.options import MAX_SHARE
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count
@@ -40,7 +37,7 @@ from bert_jax.training.loop import Evaluate, LogMetrics, Save, StepRange, Trace,
 from bert_jax.training.objectives import make_objective
 from bert_jax.training.optimizer import leave_untrained, make_optimizer
 from bert_jax.training.phases import Phase, Plan, count_epochs, count_seen, log_data, open_phases
-from bert_jax.training.run import Run, begin_run, claim_workdir, log_result
+from bert_jax.training.run import Run, begin_run, claim_workdir
 from bert_jax.training.train_step import (
     Metrics,
     StateSpec,
@@ -87,8 +84,6 @@ def _pretrain(run: Run, config: PretrainConfig) -> dict[str, float]:
     config = fill_in_from_checkpoint(config, folder)
     log.info("Opening the datasets")
     phases = open_phases(config, mesh)
-    for dataset in dict.fromkeys(dataset for phase in phases for dataset in phase.datasets):
-        warn_of_unknown(dataset.unknown_share(), dataset.tokenizer, above=MAX_SHARE, where=str(dataset.folder))
     run.stalls.beat()
     run.enter_workdir()
     before = claim_workdir(folder, phases)
@@ -137,17 +132,8 @@ def _pretrain(run: Run, config: PretrainConfig) -> dict[str, float]:
                 milestones, trace,
             )  # fmt: skip
     checkpointer.wait()
-    place = shlex.quote(str(folder))
-    evaluated = [dataset for dataset in phases[-1].datasets if dataset.size("eval")][:1]
-    log_result(
-        newest_step(folder), config.total_steps, f"eval {key_values(evaluation)}" if evaluation else "",
-        [
-            *(f"evaluate --checkpoint={place} --data={shlex.quote(str(dataset.folder))}" for dataset in evaluated),
-            f"finetune --config=finetune/glue:TASK --config.init={place} --config.data.path=FOLDER --workdir=WORKDIR",
-            f"export --checkpoint={place} --output=FOLDER",
-            f"report {place} --output=report.html",
-        ],
-    )  # fmt: skip
+    scores = f"eval {key_values(evaluation)}" if evaluation else "nothing is scored"
+    log.info("Finished step %d: %s; checkpoint %s", config.total_steps, scores, newest_step(folder))
     return evaluation
 
 

@@ -162,13 +162,6 @@ def describe_devices() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def log_result(checkpoint: epath.Path | None, step: int, scores: str, commands: Sequence[str]) -> None:
-    """Logs the result of a run that finished at `step`, its checkpoint, and the commands of `bert-jax` that use it."""
-    log.info("Finished step %d: %s; checkpoint %s", step, scores or "nothing is scored", checkpoint)
-    for command in commands:
-        log.info("Next: bert-jax %s", command)
-
-
 def _open_wandb(project: str, entity: str, folder: epath.Path) -> list[Tracker]:
     """Returns the tracker of a project of W&B, if there is one and it can be reached: a resumed run must not wait."""
     try:

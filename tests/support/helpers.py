@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from support import child_processes
 
-from bert_jax import cli
 from bert_jax.config import PretrainConfig, load_config
 from bert_jax.data.dataset import DatasetInfo
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
@@ -173,9 +172,3 @@ def leaves(parameters: object) -> list[np.ndarray]:
     import jax
 
     return [np.asarray(leaf) for leaf in jax.tree.leaves(parameters)]
-
-
-def next_commands(messages: Sequence[str]) -> list[str]:
-    """Returns the subcommands that the end of a run proposes; each has to be one that the command line accepts."""
-    lines = [message.partition("bert-jax ")[2] for message in messages if message.startswith("Next: ")]
-    return [cli.parse(shlex.split(line)).command for line in lines]
