@@ -181,34 +181,6 @@ def test_unknown_recipes_are_refused():
         load_config("bert_large:lamb_v9")
 
 
-def test_overrides_take_the_type_of_the_key():
-    config = load_config(
-        "default",
-        [("total_steps", "1e4"), ("optimizer.learning_rate", "1"), ("scan_layers", "false"), ("data.path", "a,b"),
-         ("model.vocab_size", "-1")],
-    )  # fmt: skip
-    assert config.total_steps == 10_000
-    assert isinstance(config.total_steps, int)
-    assert config.optimizer.learning_rate == 1.0
-    assert config.scan_layers is False
-    assert config.data.path == "a,b"
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("total_steps", "1.5"),
-        ("total_steps", "1e30"),
-        ("total_steps", "True"),
-        ("mesh.zero1", "maybe"),
-        ("optimizer.eps", "small"),
-    ],
-)
-def test_values_of_another_type_are_refused(key: str, value: str):
-    with pytest.raises(InputError, match=rf"{key}={value}: .*(int|bool|float)"):
-        load_config("default", [(key, value)])
-
-
 @pytest.mark.parametrize(
     ("key", "hint"),
     [("optimizer.learning_rat", "optimizer.learning_rate"), ("hidden_size", "model.hidden_size"),

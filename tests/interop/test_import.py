@@ -161,14 +161,6 @@ def test_a_tokenizer_as_transformers_saves_it(lowercase: bool, vocabulary: list[
     assert imported(tmp_path / "hf", "b").tokenizer.lowercase is lowercase
 
 
-def test_heads_without_a_class_are_named(vocabulary: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary, ("pooler", "mlm_head"))
-    huggingface.export(checkpoint, str(tmp_path / "hf"))
-    assert re.search(r"BertForMaskedLM\b.*\bpooler", caplog.text)
-    _, info = transformers.BertForMaskedLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
-    assert not any(info.values()), info
-
-
 # --- Layers ----------------------------------------------------------------------------------------------------------
 
 
@@ -257,15 +249,6 @@ def test_a_record_of_another_task_is_not_read(
     (prediction,) = bert_jax.load(str(tmp_path / "hf")).predict("the ship .")
     assert len(prediction["probabilities"]) == 3
     assert "not read" in caplog.text
-
-
-def test_settings_of_transformers_are_followed(vocabulary: list[str], tmp_path: Path):
-    folder = tmp_path / "hf"
-    save_torch(folder, vocabulary, "BertForSequenceClassification")
-    sources.edit_json(folder / "config.json", id2label=None, label2id=None)
-    sources.edit_json(folder / "tokenizer_config.json", model_max_length=24)
-    task = imported(folder).task
-    assert (task["classes"], task["max_seq_len"]) == (["LABEL_0", "LABEL_1", "LABEL_2"], 24)
 
 
 def test_poolers_of_old_taggers_are_dropped(vocabulary: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -129,14 +129,3 @@ def test_settings_that_would_change_the_ids_of_a_vocab_txt(settings: dict, messa
     (folder / "tokenizer.json").unlink()
     sources.edit_json(folder / "tokenizer_config.json", **settings)
     sources.refused(folder, "tokenizer_config.json: ", message)
-
-
-def test_special_tokens_that_the_settings_name(folder: Path, source: Path):
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        described = {"content": "[MASK]", "lstrip": False}
-        sources.edit_json(folder / name, mask_token=described, cls_token="[CLS]", never_split=[])
-    sources.assert_reads_as(folder, source)
-    sources.edit_json(folder / "tokenizer_config.json", unk_token="<unk>")
-    assert "<unk>" not in open_tokenizer(str(source)).vocab
-    with pytest.raises(Exception, match=r"tokenizer\.json: .*<unk>"):
-        open_tokenizer(str(folder))

@@ -101,12 +101,3 @@ def test_a_package_is_a_file_with_a_document_a_module_in_the_order_of_paths(pack
     assert sorted(path.name for path in (packages / "text").iterdir()) == ["one_module.txt", "some_docs.txt"]
     assert documents(packages / "text" / "some_docs.txt") == DOCUMENTS
     assert documents(packages / "text" / "one_module.txt") == ["The module that is alone has words."]
-
-
-@pytest.mark.parametrize("name", ["not_installed", "some_docs.a", "../some_docs", "__main__", "no_sources", "sys"])
-def test_a_package_without_sources_is_named(packages: Path, name: str):
-    done = run(packages, "some_docs", name)
-    assert done.returncode == 2
-    assert repr(name) in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not (packages / "text").exists()
