@@ -44,11 +44,6 @@ def folder_of(rate: float, seed: int) -> str:
     return f"lr-{rate}-seed-{seed}"
 
 
-def is_search(config: FinetuneConfig) -> bool:
-    """Returns True if the config sets learning rates or seeds to search."""
-    return bool(config.search.learning_rates or config.search.seeds)
-
-
 def planned_runs(config: FinetuneConfig) -> dict[tuple[float, int], FinetuneConfig]:
     """Returns the config of each trial of a search, by learning rate and seed.
 
@@ -91,7 +86,7 @@ def finetune(
       BertJaxError: too many consecutive steps were not finite; the state is saved.
     """
     check_kind(config, FinetuneConfig)
-    if not is_search(config):
+    if not (config.search.learning_rates or config.search.seeds):
         return finetune_once(config, workdir, stop=stop, bars=bars, trackers=trackers)
     if trackers:
         raise InputError("trackers: a search has several runs; set config.tracking, or fine-tune without config.search")
@@ -127,14 +122,12 @@ def search(
     return found
 
 
-def _main_score(result: Mapping[str, Any]) -> float:
-    return float(next(iter(result["scores"].values()))[result["main_metric"]])
-
-
 def summarize(results: Mapping[float, Mapping[int, Mapping[str, Any]]]) -> dict[str, Any]:
     """Summarizes the contents of `result.json`, by learning rate and seed, as `search` returns them."""
+    metric = next(iter(next(iter(results.values())).values()))["main_metric"]
     scores = {
-        rate: {seed: _main_score(result) for seed, result in by_seed.items()} for rate, by_seed in results.items()
+        rate: {seed: float(next(iter(result["scores"].values()))[metric]) for seed, result in by_seed.items()}
+        for rate, by_seed in results.items()
     }
     by_rate = {
         str(rate): {
@@ -149,7 +142,7 @@ def summarize(results: Mapping[float, Mapping[int, Mapping[str, Any]]]) -> dict[
         key=lambda trial: trial[2],
     )
     return {
-        "format_version": SEARCH_VERSION, "metric": next(iter(results[chosen].values()))["main_metric"],
+        "format_version": SEARCH_VERSION, "metric": metric,
         "by_learning_rate": by_rate,
         "best": {"learning_rate": rate, "seed": seed, "score": score, "folder": folder_of(rate, seed)},
         "learning_rate": chosen,

@@ -4,7 +4,6 @@ Metrics equal those of scikit-learn and SciPy. Where those are undefined - no ex
 the metric is 0.0.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,9 +12,8 @@ import numpy as np
 from etils import epath
 from numpy.typing import ArrayLike
 
-from bert_jax.files.atomic import read_json, write_json
+from bert_jax.files.atomic import read_json
 from bert_jax.finetuning.task import Split, Task
-from bert_jax.tracking.metrics import finite_json
 
 RESULT_FILE = "result.json"
 RESULT_VERSION = 1
@@ -171,11 +169,6 @@ def describe_result(
         "format_version": RESULT_VERSION, "task": task.name, "main_metric": task.main_metric, "step": step,
         "scores": dict(scores), "rows": rows,
     }  # fmt: skip
-
-
-def write_result(path: epath.Path, result: Mapping[str, Any]) -> None:
-    """Writes `result.json` atomically."""
-    write_json(path, json.loads(finite_json(result)))
 
 
 def read_result(path: epath.Path) -> dict[str, Any]:

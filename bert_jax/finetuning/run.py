@@ -5,6 +5,7 @@ The step, its sharding, checkpoints, resuming and metrics are those of pre-train
 
 import dataclasses
 import functools
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from jax.sharding import Mesh
 from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, provenance, remote
-from bert_jax.files.atomic import read_json
+from bert_jax.files.atomic import read_json, write_json
 from bert_jax.finetuning.batches import BatchOrder, Predictor, check_segments
 from bert_jax.finetuning.losses import balanced_weights, task_objective
 from bert_jax.finetuning.results import (
@@ -27,7 +28,6 @@ from bert_jax.finetuning.results import (
     RESULT_FILE,
     BestStep,
     describe_result,
-    write_result,
 )
 from bert_jax.finetuning.task import Split, Task
 from bert_jax.finetuning.tasks.kinds import KINDS, read_task
@@ -39,6 +39,7 @@ from bert_jax.progress import Bars, silent
 from bert_jax.runtime.interpreter import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.sections import from_mapping, to_dict
+from bert_jax.tracking.metrics import finite_json
 from bert_jax.tracking.throughput import Throughput, finetuning_flops
 from bert_jax.tracking.trackers import Tracker
 from bert_jax.training.checkpointer import Checkpointer
@@ -318,7 +319,8 @@ def _finish(
         if is_first():
             setup.task.write(split, outputs, target)
     if is_first():
-        write_result(run.folder / RESULT_FILE, {**describe_result(setup.task, setup.splits, step, result), **best})
+        described = {**describe_result(setup.task, setup.splits, step, result), **best}
+        write_json(run.folder / RESULT_FILE, json.loads(finite_json(described)))
     return result
 
 

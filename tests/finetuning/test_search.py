@@ -10,7 +10,7 @@ from support.finetuning import finetune_config
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError, Interrupted
 from bert_jax.finetuning import finetune as module
-from bert_jax.finetuning.finetune import finetune, is_search, search, summarize
+from bert_jax.finetuning.finetune import finetune, search, summarize
 from bert_jax.finetuning.run import finetune_once
 from bert_jax.sections import with_values
 from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
@@ -42,7 +42,6 @@ def test_each_pair_is_run_once_whatever_happens_between(checkpoint: Path, folder
 
     monkeypatch.setattr(module, "finetune_once", interrupted_once)
     config = config_of(checkpoint, folder, learning_rates="(1e-2, 1e-3)", seeds="(3,)")
-    assert is_search(config)
     with pytest.raises(Interrupted):
         search(config, str(folder / "runs"))
     with caplog.at_level("INFO"):
@@ -86,7 +85,6 @@ def test_what_is_reported():
 
 
 def test_what_cannot_be_searched_is_refused(checkpoint: Path, folder: Path):
-    assert not is_search(config_of(checkpoint, folder))
     without = config_of(checkpoint, folder, seeds="(1, 2)")
     without = with_values(without, {"task.dev": ""})
     with pytest.raises(InputError, match=r"task\.dev"):

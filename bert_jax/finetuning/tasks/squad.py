@@ -275,24 +275,6 @@ def _listed(context: str, spans: Sequence[_Span], null: _Span | None, n_best: in
     ]
 
 
-def write_answers(folder: epath.Path, answers: Answers, null_threshold: float = 0.0) -> None:
-    """Writes `predictions.json` ({id: text}, what the official scripts score) and `nbest_predictions.json`.
-
-    For SQuAD 2.0 also `null_odds.json` ({id: odds}). Names and formats are the reference's.
-
-    Args:
-      folder: created if missing.
-      answers: the answers to write.
-      null_threshold: null odds above which the prediction is "".
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    files = {"predictions": answers.predictions(null_threshold), "nbest_predictions": answers.nbest}
-    if answers.null_odds:
-        files["null_odds"] = answers.null_odds
-    for name, content in files.items():
-        atomic.write_whole(folder / f"{name}.json", (json.dumps(content, indent=4) + "\n").encode())
-
-
 # --- Task -------------------------------------------------------------------------------------------------------------
 
 
@@ -427,5 +409,14 @@ class SquadTask(Task):
         return rows
 
     def write(self, split: Split, outputs: Outputs, folder: epath.Path) -> None:
+        """Writes the reference's files: `predictions.json`, which the official scripts score, and the n best answers.
+
+        For SQuAD 2.0 also `null_odds.json`, {id: odds}.
+        """
         answers = self._answers(split, outputs)
-        write_answers(folder, answers, self._threshold(split, answers))
+        predictions = answers.predictions(self._threshold(split, answers))
+        files = {"predictions": predictions, "nbest_predictions": answers.nbest}
+        if self.version_2:
+            files["null_odds"] = answers.null_odds
+        for name, content in files.items():
+            atomic.write_whole(folder / f"{name}.json", (json.dumps(content, indent=4) + "\n").encode())

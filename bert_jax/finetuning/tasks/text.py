@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -52,7 +52,6 @@ TEXT_FIELDS = (
 SCORE_RANGE = (0.0, 5.0)
 """The range of STS-B's scores, to which submissions are clipped."""
 
-_LISTED = 20  # maximum names in a message
 _GREATEST = float(np.finfo(np.float32).max)
 
 
@@ -165,7 +164,7 @@ class TextTask(Task):
         for number, place, row in read_rows(path, bad_rows, () if columns else self.header_of(path, split)):
             names = names or next((fields for fields in TEXT_FIELDS if all(name in row for name in fields)), ())
             if not names:
-                raise InputError(f"{path}: text columns not found among {_listed(row)}; name one or two")
+                raise InputError(f"{path}: text columns not found among {list(row)!s:.300}; name one or two")
             try:
                 first, *second = (text_in(row, name, may_be_empty=self.reads_empty(labels)) for name in names)
                 label = None if labels == "ignored" else self.label_in(row)
@@ -195,7 +194,7 @@ class TextTask(Task):
         """Returns the class that is a label; 1 and 1.0 are one class."""
         label = re.sub(r"^(-?\d+)\.0$", r"\1", value if isinstance(value, str) else json.dumps(value))
         if self.classes and label not in self.classes:
-            raise BadLabel(f"unknown label {label!r:.60}; expected one of {_listed(self.classes)}")
+            raise BadLabel(f"unknown label {label!r:.60}; expected one of {list(self.classes)!s:.300}")
         return label
 
     def _parse_score(self, value: str | float) -> float:
@@ -248,12 +247,6 @@ def _sorted_classes(names: set[str]) -> tuple[str, ...]:
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     except ValueError:
         return tuple(sorted(names))
-
-
-def _listed(names: Iterable[str]) -> str:
-    """Joins names, quoted to show spaces, and truncates a long list."""
-    shown = [repr(name) for name in names]
-    return ", ".join(shown if len(shown) <= _LISTED else [*shown[:_LISTED], f"... {len(shown)} in total"])
 
 
 # --- GLUE -------------------------------------------------------------------------------------------------------------
