@@ -50,11 +50,3 @@ def test_key_from_tells_its_parts_apart():
     assert len(set(keys)) == len(keys)
     assert key_from("a", 1) == key_from("a", np.int64(1))  # epochs come out of arrays
     assert all(0 <= key < 2**64 for key in keys)
-
-
-def assert_uniform(counts):
-    """Chi-square, six standard deviations."""
-    expected = counts.sum() / len(counts)
-    chi_square = ((counts - expected) ** 2 / expected).sum()
-    freedom = len(counts) - 1
-    assert chi_square < freedom + 6 * np.sqrt(2 * freedom), (chi_square, freedom)

@@ -68,15 +68,6 @@ def test_layout_row_by_row(vocab_size):
     assert found["instance_ids"].dtype == np.uint64
 
 
-def test_bytes():
-    """Pins the binary layout of records to `FORMAT_VERSION`."""
-    pair, single = encode(
-        [([1, 2, 3], [258], True), ([4], None, False)], [0x0102030405060708, 9], token_dtype(300)
-    )  # fmt: skip
-    assert pair.hex() == "0807060504030201" + "0300" + "0100" + "0100" + "0000" + "010002000300" + "0201"
-    assert single.hex() == "0900000000000000" + "0100" + "0000" + "0200" + "0000" + "0400"
-
-
 def test_one_segment():
     tokenizer = make_tokenizer(300)
     found = laid_out(encode([([1, 2], None, False), ([3], [4], False)], [1, 2], token_dtype(300)), 6, tokenizer)

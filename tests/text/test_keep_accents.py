@@ -21,14 +21,6 @@ NEED_MARKS = {
     "ja": ["私は昨日、友だちと駅で会いました。", "子どもたちは庭で犬と遊んでいます。"],
     "my": ["ကျွန်တော် ကျောင်းကို သွားမယ်။", "အမေ ဈေးမှာ ငါး ဝယ်တယ်။"],
 }
-DO_WITHOUT = {
-    "en": ["The children play in the garden.", "My mother bought fish at the market."],
-    "fr": ["L'été dernier, nous étions à la mer près de Sète.", "Où as-tu mangé ce gâteau français ?"],
-    "vi": ["Hôm nay trời đẹp và chúng tôi đi chợ.", "Mẹ tôi mua cá ở chợ gần nhà."],
-    "ru": ["Мой старый чёрный кот съел йогурт.", "Дети играют в тёплый майский день."],
-    "el": ["Η μητέρα μου αγόρασε ψάρια στην αγορά.", "Σήμερα ο καιρός είναι καλός."],
-    "zh": ["今天天气很好，我们去公园吧。", "妈妈在市场买了鱼。"],
-}
 
 
 def vocab(folder, documents, *options: object, size: int = 400) -> int:
@@ -76,12 +68,6 @@ def test_vocab_names_the_option_for_scripts_that_need_it(language, decomposed, t
         documents = [unicodedata.normalize("NFD", text) for text in documents]
     assert vocab(tmp_path, documents) == 0
     assert names_the_option(capsys)
-
-
-@pytest.mark.parametrize("language", DO_WITHOUT)
-def test_no_warning_for_scripts_with_accents_alone(language, tmp_path, capsys):
-    assert vocab(tmp_path, DO_WITHOUT[language]) == 0
-    assert not names_the_option(capsys)
 
 
 def test_uncased_korean_keeps_its_syllables(tmp_path):

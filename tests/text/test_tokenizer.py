@@ -267,12 +267,6 @@ def test_dropout_of_merges_is_left_out_and_merges_to_special_tokens_are_no_error
     assert Tokenizer(content).cls_id not in Tokenizer(content).encode_batch(["<s> a"])[0]
 
 
-def test_decomposed_accents_are_not_stripped_ones():
-    content = json.loads(json.dumps(trained("bpe", "cased").content))
-    content["normalizer"] = {"type": "NFD"}
-    assert not Tokenizer(content).strip_accents
-
-
 def test_words_are_encoded_independently(tokenizer: Tokenizer):
     texts = [*OWN_TEXT, *ODD_TEXT, *noise(50, seed=2)]
     cached = WordCache(tokenizer).encode(texts)

@@ -1,15 +1,12 @@
 """Languages that are written without spaces, from raw text to filled masks: SentencePiece, and Chinese by character."""
 
 import itertools
-import json
 import unicodedata
 
 import numpy as np
 import pytest
-from support import helpers
 from support.devices import one_device  # noqa: F401
 
-import bert_jax
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.inspection import inspect_dataset
@@ -73,39 +70,6 @@ def test_pieces_of_sentences_without_spaces(language, tmp_path):
         assert not tokenizer.continues_word(np.array([ids])).any()  # each piece is masked on its own
 
 
-@pytest.mark.parametrize(
-    ("language", "options"),
-    [("th", ["--kind", "unigram", "--size", 90]), pytest.param("zh", ["--size", 200], marks=pytest.mark.long)],
-)
-def test_a_model_of_text_without_spaces(language, options, tmp_path, capsys):
-    """Pre-trained for a few steps with whole-word masks, it fills the mask in the middle of a sentence."""
-    lines = write_corpus(tmp_path, language)
-    vocabulary = tmp_path / "vocabulary.json"
-    options = [*options, "--character_coverage", 1]
-    assert run("vocab", "--input", tmp_path / "text.txt", "--output", vocabulary, *options) == 0
-    tokenizer = prepare(tmp_path, vocabulary, language).tokenizer
-    flags = helpers.flags(
-        {
-            "data.path": tmp_path / "data", "model.hidden_size": 32, "model.num_attention_heads": 2,
-            "model.intermediate_size": 64, "model.max_position_embeddings": 32, "model.num_hidden_layers": 1,
-            "objective.whole_word": True, "total_steps": 6, "global_batch_size": 8, "log_every_steps": 2,
-            "eval_every_steps": 0, "eval_batches": 1, "optimizer.warmup_steps": 2,
-        }
-    )  # fmt: skip
-    assert run("pretrain", "--config=bert_tiny", "--workdir", tmp_path / "run", *flags) == 0
-    capsys.readouterr()
-    who, what, where = (words[1] for words in PARTS[language])
-    parts = [who, "[MASK]", where] if language == "th" else [who, "[MASK]", what]
-    assert run("fill-mask", "--checkpoint", tmp_path / "run", "--json", "".join(parts)) == 0
-    (found,) = json.loads(capsys.readouterr().out)["texts"]
-    filled = [filling["token"] for filling in found["masks"][0]]
-    assert len(filled) == 5
-    model = bert_jax.load(str(tmp_path / "run"))
-    batch = model.batch(lines[0])
-    assert tokenizer.unk_id not in np.asarray(batch["input_ids"])
-    assert model.tokenizer.to_json() == tokenizer.to_json()
-
-
 def test_chinese_is_split_by_character(tmp_path):
     lines = write_corpus(tmp_path, "zh")
     arguments = ["--input", tmp_path / "text.txt", "--output", tmp_path / "tokenizer.json", "--size", 200]
@@ -114,21 +78,3 @@ def test_chinese_is_split_by_character(tmp_path):
     assert sum(split.sentences for split in dataset.info.splits.values()) == len(lines)
     for line, ids in zip(lines, dataset.tokenizer.encode_batch(lines), strict=True):
         assert [dataset.tokenizer.id_to_token(token) for token in ids] == list(line)
-
-
-def warned(capsys, text: str) -> bool:
-    return any(" WARNING " in line and text in line for line in capsys.readouterr().err.splitlines())
-
-
-@pytest.mark.parametrize("language", ["th", "lo"])
-def test_splitting_thai_names_the_option(language, tmp_path, capsys):
-    write_corpus(tmp_path, language)
-    vocabulary = tmp_path / "unigram.json"
-    kind = ["--kind", "unigram", "--size", 90]
-    assert run("vocab", "--input", tmp_path / "text.txt", "--output", vocabulary, *kind) == 0
-    arguments = ["prepare", "--input", tmp_path / "text.txt", "--vocab", vocabulary, "--workers", 1]
-    arguments += ["--language", language, "--allow_unk", 1]
-    assert run(*arguments, "--output", tmp_path / "split") == 0
-    assert warned(capsys, "--sentences lines")
-    assert run(*arguments, "--output", tmp_path / "lines", "--sentences", "lines") == 0
-    assert not warned(capsys, "--sentences lines")

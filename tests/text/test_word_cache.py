@@ -1,7 +1,5 @@
 """The word cache returns the ids of the tokenizer."""
 
-import gzip
-import json
 import pickle
 import random
 import time
@@ -11,7 +9,6 @@ import numpy as np
 import pytest
 
 from bert_jax.text import word_cache as module
-from bert_jax.text.conversion import convert_vocabulary
 from bert_jax.text.word_cache import WordCache, word_cache
 from bert_jax.text.wordpiece import wordpiece_tokenizer
 
@@ -42,27 +39,6 @@ def test_odd_texts(vocabulary, lowercase):
     texts = ["".join(rng.choices(odd, k=rng.randint(0, 20))) for _ in range(5000)]
     texts += ["", " ", "  ", "a" * 200, "a" * 201, f"{'a' * 201} a", "the [MASK] [SEP]", "ΑΣ Σ ΑΣ' ΑΣ. ΑΣ"]
     assert_same(tokenizer, texts)
-
-
-@pytest.mark.parametrize("lowercase", [pytest.param(True, marks=pytest.mark.long), False])
-@pytest.mark.parametrize("characters", [20_000, pytest.param(-1, marks=pytest.mark.long)], ids=["start", "all"])
-def test_real_text(characters, lowercase, data_dir):
-    """Reads the start of each file, at least `characters` characters of it if it has them; the long test reads all."""
-    tokenizer = convert_vocabulary(str(data_dir / "vocab" / f"bert-base-{'un' if lowercase else ''}cased-vocab.txt"))
-    cache = WordCache(tokenizer)
-    files = sorted((data_dir / "corpus").rglob("*"))
-    read = 0
-    for path in files:
-        if path.suffix != ".gz":
-            continue
-        with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
-            lines = [line.removesuffix("\n") for line in file.readlines(characters)]
-        if ".jsonl" in path.name:
-            lines = [json.loads(line)["text"] for line in lines if line]
-        some = [line for text in lines for line in text.split("\n")]
-        read += len(some)
-        assert_same(tokenizer, some, cache)
-    assert read > 5_000
 
 
 def test_cache_evicts_words_and_skips_long_ones(tokenizer, monkeypatch):

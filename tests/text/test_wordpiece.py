@@ -48,24 +48,6 @@ def test_words_above_200_characters_are_unknown(tokenizer):
     assert pieces(tokenizer, "a" * 201) == ["[UNK]"]
 
 
-def test_attributes(tokenizer):
-    assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id) == (
-        0,
-        1,
-        2,
-        3,
-        4,
-    )
-    assert tokenizer.vocab == tuple(PIECES)
-    assert tokenizer.vocab_size == len(PIECES)
-    assert tokenizer.token_to_id("runn") == PIECES.index("runn")
-    assert tokenizer.token_to_id("nothing") == tokenizer.unk_id
-    with pytest.raises(IndexError):
-        tokenizer.id_to_token(-1)
-    with pytest.raises(IndexError):
-        tokenizer.decode([len(PIECES)])
-
-
 def test_it_survives_pickle_json_and_files(tokenizer, tmp_path):
     (tmp_path / "tokenizer.json").write_bytes(tokenizer.file_bytes())
     copies = [

@@ -109,15 +109,6 @@ def test_an_invalid_file_is_named_with_the_line(write, content, line, words):
     assert all(word in str(caught.value) for word in words)
 
 
-@pytest.mark.parametrize(("field", "line"), [('"x\ncaf\xe9"', 3), ("caf\xe9", 3), ("x", 1)])
-def test_invalid_utf8_is_named_by_its_line(write, field, line):
-    header = "id,text\n" if line > 1 else "caf\xe9,text\n"
-    path = write((header + f"1,a\n2,{field}\n").encode("latin-1"))
-    with pytest.raises(InputError, match=rf"a\.csv:{line}: .*byte 0xe9.*iconv.*--errors replace"):
-        documents(path)
-    assert len(documents(path, errors="replace")) == 2
-
-
 def test_a_quote_that_is_never_closed_is_found_before_the_end(write, monkeypatch):
     monkeypatch.setattr(text_files, "MAX_LINE_BYTES", 1 << 16)
     path = write('id,text\n1,a\n2,"b\n' + "3,a line without quotes\n" * 400_000)  # 9 MB

@@ -10,9 +10,7 @@ from support import helpers
 from support.hub import Hub
 from support.preparing import files
 
-from bert_jax import cli
-from bert_jax.errors import InputError
-from bert_jax.files import provenance, remote
+from bert_jax.files import provenance
 
 DOCUMENTS = helpers.make_corpus(documents=60).strip().split("\n\n")
 
@@ -87,24 +85,3 @@ def test_an_input_that_cannot_be_reached_is_refused_in_one_line(
     assert name in line
     assert word in line
     assert not (tmp_path / "data").exists()
-
-
-def test_denied_access_is_not_a_missing_file(hub, vocabulary_file, tmp_path):
-    hub.statuses["/api/datasets/owner/wiki/tree"] = 403
-    result = prepare(hub, vocabulary_file, tmp_path / "data", "hf://datasets/owner/wiki/en")
-    assert result.returncode == 2
-    assert "access denied" in result.stderr
-
-
-def test_without_the_package_the_command_that_installs_it_is_named(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(remote.importlib.util, "find_spec", lambda *_: None)
-    arguments = ["vocab", "--input", "hf://datasets/owner/wiki", "--output", str(tmp_path / "tokenizer.json")]
-    assert cli.main(arguments) == 2
-    error = capsys.readouterr().err
-    assert "huggingface_hub" in error
-    assert "pip install" in error
-
-
-def test_an_address_without_a_name_is_refused():
-    with pytest.raises(InputError, match="hf://: no bucket name"):
-        remote.parse_path("hf://")

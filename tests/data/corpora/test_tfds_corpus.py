@@ -165,15 +165,6 @@ def test_text_that_is_not_utf8():
     assert documents("tfds:fables:test", CorpusOptions(errors="replace")) == ["café", "caf\ufffd", "tea", "tea", "tea"]
 
 
-@pytest.mark.parametrize(("value", "expected"), [("a\ud800é", "a\ufffd\ufffd\ufffdé"), ("é", "é"), (b"\xc3\xa9", "é")])
-def test_text_that_comes_decoded(value, expected, monkeypatch):
-    monkeypatch.setattr(tfds_corpus, "_read", lambda *_: [(0, {"text": value})])
-    assert documents("tfds:fables:test[:1]", CorpusOptions(errors="replace")) == [expected]
-    if "\ufffd" in expected:
-        with pytest.raises(InputError, match=r"example 0\b.*0x[0-9a-f]{2}.*--errors replace"):
-            documents("tfds:fables:test[:1]")
-
-
 # --- Refusals ---------------------------------------------------------------------------------------------------
 
 

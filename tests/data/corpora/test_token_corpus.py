@@ -64,15 +64,6 @@ def test_a_list_of_ids_is_a_document(tokenizer, tmp_path):
     assert counts(tmp_path / "data") == {"documents": 60, "sentences": 60, "tokens": sum(map(len, rows))}
 
 
-def test_filters_apply(tokenizer, tmp_path):
-    rows = tokenized(tokenizer)
-    path = write(tmp_path / "a.parquet", [*rows, *rows])
-    run(path, tokenizer, tmp_path / "data", ids_field="input_ids", drop_duplicates=True)
-    assert counts(tmp_path / "data")["documents"] == 60
-    run(path, tokenizer, tmp_path / "lines", ids_field="input_ids", max_line_repeats=3)
-    assert counts(tmp_path / "lines")["sentences"] < counts(tmp_path / "data")["sentences"] * 2
-
-
 @pytest.mark.parametrize(
     ("row", "words"),
     [

@@ -250,17 +250,6 @@ def test_eval_padding_weighs_nothing(dataset, batch_size):
         assert (last["sequence_ids"][-filled:].sum(axis=1) > 0).all()  # no row is empty: no division by zero
 
 
-def test_eval_rows_and_fewer_batches(dataset):
-    loader = EvalLoader([dataset], batch_size=16, batches=2)
-    assert loader.batches == len(list(loader)) == 2
-    whole = EvalLoader([dataset], batch_size=16)
-    assert_same(loader.batch(1), whole.batch(1))
-    last = whole.batches - 1
-    for rows in (slice(0, 8), slice(8, 16)):
-        assert_same(whole.batch(last, rows), {name: array[rows] for name, array in whole.batch(last).items()})
-    assert EvalLoader([dataset], batch_size=16, batches=10**6).batches == whole.batches
-
-
 def test_no_eval_split(tiny):
     assert list(EvalLoader([tiny], batch_size=4)) == []
 

@@ -1,7 +1,6 @@
 """Packing: keeps all sequences, needs little padding, and does not change a sequence's loss."""
 
 import functools
-from bisect import bisect_left
 from collections import Counter
 
 import jax
@@ -64,14 +63,6 @@ def test_most_predictions_is_what_brute_force_finds(seq_len, most):
                 longer[used + length] = max(longer.get(used + length, 0), found + int(each(np.array([length]))[0]))
         best = longer
     assert most_predictions(each, seq_len, most) == max(best.values())
-
-
-def test_most_predictions_at_512():
-    assert most_predictions(Masking(76).predictions, 512, 1) == 76
-    assert most_predictions(Masking(80).predictions, 512, 8) == 83  # 76.8, and a rounding each
-    assert most_predictions(Masking(2).predictions, 512, 8) == 16
-    assert most_predictions(Masking().predictions, 512, 1) == 77
-    assert most_predictions(Masking().predictions, 512, 8) == 83
 
 
 # --- Batches ----------------------------------------------------------------------------------------------------
@@ -177,19 +168,3 @@ def test_losses_and_gradients_are_those_of_the_sequences_alone(dataset, is_decod
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * scale), one_gradients, other_gradients
     )
-
-
-def best_fit(lengths, seq_len):
-    """Returns the number of rows of best-fit-decreasing packing: each sequence goes to the fullest row with room."""
-    rooms = []
-    for length in sorted(lengths.tolist(), reverse=True):
-        at = bisect_left(rooms, length)
-        room = rooms.pop(at) if at < len(rooms) else seq_len
-        rooms.insert(bisect_left(rooms, room - length), room - length)
-    return len(rooms)
-
-
-def test_sequences_of_one_length_share_rows():
-    assert len(pack(np.full(100, 30), 64, 2, key=1)) == 50
-    lengths = np.clip(np.random.default_rng(0).normal(12, 3, 8192).astype(int), 4, 64)  # queries
-    assert sum(count for count, _ in pack_lengths(lengths, 64, 64)) <= 1.02 * best_fit(lengths, 64)

@@ -78,14 +78,3 @@ def test_masks_are_the_references_for_the_same_draws(whole_word, rate, most, sha
         assert batch["masked_positions"][row, :count].tolist() == chosen
         assert batch["masked_ids"][row, :count].tolist() == ids[row, chosen].tolist()
         assert batch["input_ids"][row].tolist() == expected.tolist()
-
-
-def test_a_row_of_one_word_that_is_too_long_has_no_predictions():
-    ids = np.array([[CLS, 7, *[300] * 20, SEP, 300, SEP]], np.int32)
-    maskable = (ids != CLS) & (ids != SEP)
-    batch = mask_batch(
-        ids, maskable, np.array([25]), keys_of(1), Masking(20, whole_word=True), mask_id=MASK, vocab_size=VOCAB,
-        continues_word=CONTINUATION[ids],
-    )  # fmt: skip
-    assert batch["masked_weights"].sum() == 0
-    assert np.array_equal(batch["input_ids"], ids)

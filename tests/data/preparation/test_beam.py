@@ -106,21 +106,6 @@ def test_several_processes(inputs, vocabulary_file, tmp_path):
     assert json.loads(beam_run.stdout)["train"]["documents"] > 200
 
 
-def test_a_task_that_is_run_twice(inputs, tokenizer, tmp_path, monkeypatch):
-    """A worker that dies after finishing its work is replaced by another that repeats it."""
-    run_task = beam._run_task
-
-    def twice(*arguments):
-        run_task(*arguments)
-        run_task(*arguments)
-
-    monkeypatch.setattr(beam, "_run_task", twice)
-    run(inputs, tokenizer, tmp_path / "beam", **DIRECT)
-    run(inputs, tokenizer, tmp_path / "local")
-    assert files(tmp_path / "beam") == files(tmp_path / "local")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["beam", "local"]
-
-
 def test_a_dataset_in_a_store(inputs, tokenizer, tmp_path, store):
     """Workers share a folder beside the output, which does not stay."""
     run(inputs, tokenizer, "gs://bucket/to/beam", **DIRECT, max_line_repeats=3, bucket_tokens=4096)
@@ -249,8 +234,3 @@ sys.exit(cli.main({arguments!r}))
     assert done.stderr.endswith("pip install 'bert-jax[beam]'\n")
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "data").exists()
-
-
-def test_the_local_runner_does_without_beam():
-    code = "import sys, bert_jax.cli, bert_jax.data.preparation.pipeline; sys.exit('apache_beam' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -98,18 +98,6 @@ def test_lines_are_counted_in_distinct_documents(workers, tokenizer, tmp_path):
     assert lines_alone.info.dropped["repeated_lines"].documents == 13
 
 
-def test_every_token_is_counted_once(tokenizer, tmp_path):
-    """Read = dropped by each filter + cut + in instances, for all filters."""
-    menus = [f"the menu near the owl .\n{text}" for text in documents(10, seed=1)]
-    texts = [*documents(120), *documents(20), *menus]
-    options = {"drop_duplicates": True, "max_line_repeats": 4, "min_document_tokens": 30, "max_document_tokens": 150}
-    info = run(texts, tokenizer, tmp_path, **options).info
-    assert all(count.tokens for count in info.dropped.values())
-    kept = sum((Counts(split.documents, split.sentences, split.tokens) for split in info.splits.values()), Counts())
-    assert sum(info.dropped.values(), kept) == info.corpus
-    assert info.corpus.tokens == sum(map(len, tokenizer.encode_batch(texts)))
-
-
 @pytest.mark.parametrize(("stubs", "articles", "held_out"), [(100, 12, 2), (100, 4, 2), (30, 3, 0)])
 def test_the_eval_split_has_two_documents_of_those_that_the_filters_keep(
     stubs, articles, held_out, tokenizer, tmp_path, monkeypatch

@@ -6,7 +6,6 @@ import pytest
 from support.preparing import files, run
 
 from bert_jax.data.corpora import corpus
-from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.preparation.pipeline import PrepareOptions
 from bert_jax.errors import InputError
 
@@ -105,15 +104,6 @@ def test_slices_do_not_matter_where_a_document_is_repeated(tokenizer, tmp_path):
     assert len(results) == 1
 
 
-def test_seeds_differ(whole, corpus_file, tokenizer, tmp_path):
-    other = run(corpus_file, tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2, seed=1)
-    before = PreparedDataset(str(whole))
-    assert other.info.hash != before.info.hash
-    assert Counter(segments(other, "train")) != Counter(segments(before, "train"))
-    # The split is of the text, and no seed moves it.
-    assert other.info.splits["eval"].tokens == before.info.splits["eval"].tokens
-
-
 # --- Which documents go where -----------------------------------------------------------------------------------
 
 
@@ -144,18 +134,6 @@ def test_held_out_documents_stay_held_out(tokenizer, tmp_path):
     after = run([tmp_path / "b.txt", tmp_path / "a.txt"], tokenizer, tmp_path / "many", bucket_tokens=2048, seed=5)
     assert documents_of(before, "eval") < documents_of(after, "eval")
     assert documents_of(before, "train") < documents_of(after, "train")
-
-
-@pytest.mark.parametrize("fraction", [0.0, 0.001, 0.5])
-def test_eval_fraction(tokenizer, tmp_path, fraction):
-    data = run(write(tmp_path / "a.txt", numbered(300)), tokenizer, tmp_path / "data", eval_fraction=fraction)
-    held_out = data.info.splits["eval"].documents
-    if fraction == 0.5:
-        assert 110 < held_out < 190
-    else:
-        assert held_out == (2 if fraction else 0)
-    assert data.size("eval") >= held_out
-    assert data.info.splits["train"].documents == 300 - held_out
 
 
 # --- Instances --------------------------------------------------------------------------------------------------

@@ -27,16 +27,6 @@ def test_prepare_on_a_full_disk(tmp_path, corpus_file, vocabulary_file, kilobyte
     assert not done.stdout.strip()
 
 
-def test_vocab_on_a_full_disk(tmp_path, corpus_file):
-    done = helpers.on_small_disk(
-        tmp_path, 4, "vocab", "--input", corpus_file, "--output", tmp_path / "disk" / "tokenizer.json", "--size", 200,
-        filled=True,
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "disk" in done.stderr.strip().split("\n")[-1]
-
-
 # --- Memory -----------------------------------------------------------------------------------------------------
 
 MEASURE = """

@@ -12,7 +12,6 @@ from support.preparing import run
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.preparation import report
-from bert_jax.text.conversion import convert_vocabulary
 from bert_jax.text.wordpiece import wordpiece_tokenizer
 
 SENTENCES = ["the ship sees the old sailor .", "a wave hears the ghost .", "the owl finds a moon ."]
@@ -31,10 +30,6 @@ def book(paragraphs: int, sentences: int) -> str:
     letters = "abcdefghijklmnopqrstuvwxyz"
     names = [f"{a} {b}" for a in letters for b in letters[:6]][:paragraphs]
     return "\n\n".join("\n".join([f"{name} {lines[0]}", *lines[1:]]) for name in names)
-
-
-def numbered(text: str, count: int) -> list[str]:
-    return [f"{'a' * (number // 20 + 1)} {'b' * (number % 20 + 1)} {text}" for number in range(count)]
 
 
 DOCUMENTS = "--documents"
@@ -59,21 +54,6 @@ def test_paragraphs_that_are_taken_for_documents(paragraphs, sentences, options,
         path.write_bytes(gzip.compress(f"{path.stem} {book(paragraphs, sentences)}".encode()))
     with caplog.at_level(logging.WARNING):
         run(paths, tokenizer, tmp_path / "data", **options)
-    assert hints(caplog) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("books/khalil-gibran-the-madman.txt.gz", [DOCUMENTS, RANDOM]),
-        ("sample_text.txt", ["--eval_fraction"]),
-        ("wikiextractor", []),
-    ],
-)
-def test_real_corpora(name, expected, data_dir, tmp_path, caplog):
-    vocabulary = str(data_dir / "vocab/bert-base-uncased-vocab.txt")
-    with caplog.at_level(logging.WARNING):
-        run(data_dir / "corpus" / name, convert_vocabulary(vocabulary), tmp_path / "data", sentences="split")
     assert hints(caplog) == expected
 
 

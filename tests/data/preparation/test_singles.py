@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 from support import helpers
 
-from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.loading.loader import TrainLoader, TrainRows
-from bert_jax.data.loading.masking import Masking
 from bert_jax.data.preparation.instances import make_rng, make_singles
 from bert_jax.errors import InputError
 
@@ -55,26 +52,6 @@ def singles_dir(tmp_path_factory, vocabulary_file):
     helpers.prepare_dataset(folder / "lines.txt", vocabulary_file, folder / "data", pairs="none", eval_fraction=0.0,
                             short_seq_prob=0.0)  # fmt: skip
     return folder / "data"
-
-
-def test_rows(singles_dir):
-    dataset = PreparedDataset(str(singles_dir))
-    assert dataset.info.splits["train"].random_next == 0
-    loader = TrainLoader(
-        [TrainRows(dataset, seed=0, masking=Masking(10, 0.15, 1.0, 0.0, 0.0))], seed=0, global_batch_size=32
-    )
-    batch = loader.batch(0)
-    assert not batch["next_sentence_weights"].any()
-    assert not batch["token_type_ids"].any()
-    for row in range(32):
-        length = batch["sequence_ids"][row].sum()
-        assert batch["input_ids"][row, 0] == dataset.tokenizer.cls_id
-        seps = np.nonzero(batch["input_ids"][row] == dataset.tokenizer.sep_id)[0]
-        assert seps.tolist() == [length - 1]
-        assert batch["masked_weights"][row].sum() == min(10, max(1, round(0.15 * int(length))))
-    # Lines are a dozen tokens or so: a sequence is full up to a line.
-    assert dataset.lengths("train").mean() > 50
-    assert dataset.lengths("train").sum() == dataset.info.splits["train"].tokens + 2 * dataset.size("train")
 
 
 def test_pretraining_wants_no_nsp(singles_dir):
