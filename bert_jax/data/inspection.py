@@ -15,8 +15,6 @@ from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import Tokenizer
 
 MAX_SEQUENCES = 8  # in a row, for the estimate of packing
-_BINS = 8
-_BAR = 40  # characters
 
 
 def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, Any]:
@@ -57,22 +55,13 @@ def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, 
 def _split(split: SplitInfo, lengths: np.ndarray, seq_len: int) -> dict[str, Any]:
     sample = lengths[:PACKED_TOGETHER]
     rows = sum(count for count, _ in pack_lengths(sample, seq_len, MAX_SEQUENCES))
-    edges = np.unique(np.linspace(0, seq_len, _BINS + 1).astype(np.int64))
-    histogram, _ = np.histogram(lengths, np.append(edges[:-1] + 1, seq_len + 1))
     return {
         "shards": len(split.shards),
-        "documents": split.documents,
-        "sentences": split.sentences,
-        "tokens": split.tokens,
-        "instances": split.instances,
+        **{count: getattr(split, count) for count in ("documents", "sentences", "tokens", "instances")},
         "random_next_share": split.random_next / split.instances,
         "mean_length": float(lengths.mean()),
         "padding_share": 1 - float(lengths.mean()) / seq_len,
         "packed_padding_share": 1 - float(sample.sum(dtype=np.int64)) / (rows * seq_len),
-        "lengths": {
-            f"{low + 1}-{high}": count
-            for low, high, count in zip(edges[:-1].tolist(), edges[1:].tolist(), histogram.tolist(), strict=True)
-        },
     }
 
 
@@ -80,14 +69,13 @@ def _samples(dataset: PreparedDataset, count: int, seed: int) -> list[dict[str, 
     if not count:
         return []
     batch = TrainRows(dataset, seed=seed, masking=Masking()).rows(np.arange(count))
-    is_single = dataset.info.options["pairs"] == "none"
-    labels = ["next" if not label else "random" for label in batch["next_sentence_labels"][:, 0]]
+    labels = ["random" if label else "next" for label in batch["next_sentence_labels"][:, 0]]
     return [
         {
             "text": _text(dataset.tokenizer, map_arrays(lambda entry, row=row: entry[row], batch)),
             "tokens": int(batch["sequence_ids"][row].sum()),
             "predictions": int(batch["masked_weights"][row].sum()),
-            "b_is": None if is_single else labels[row],
+            "b_is": None if dataset.info.options["pairs"] == "none" else labels[row],
         }
         for row in range(count)
     ]
@@ -122,21 +110,14 @@ def render(report: dict[str, Any]) -> str:
     ]
     lines += ["", *render_text(report["text"])]
     for name, split in report["splits"].items():
-        random_next = (
-            f", {split['random_next_share']:.1%} with a random second segment" if report["pairs"] == "nsp" else ""
-        )
-        shards = f"{split['shards']:,} shard{'' if split['shards'] == 1 else 's'}"
+        random_next = f"{split['random_next_share']:.1%} with a random second segment"
         lines += [
             "",
-            f"{name}: {split['instances']:,} instances in {shards}{random_next}",
+            f"{name}: {split['instances']:,} instances, {random_next}; shards: {split['shards']:,}",
             f"  {split['documents']:,} documents, {split['sentences']:,} sentences, {split['tokens']:,} tokens",
             f"  {split['mean_length']:.1f} tokens per sequence; padding {split['padding_share']:.1%}, "
             f"{split['packed_padding_share']:.1%} if packed",
         ]
-        highest = max(split["lengths"].values())
-        width = max(map(len, split["lengths"]))
-        for span, count in split["lengths"].items():
-            lines.append(f"  {span:>{width}}  {'#' * round(_BAR * count / highest):<{_BAR}}  {count:,}")
     for sample in report["samples"]:
         b_is = f", B is {sample['b_is']}" if sample["b_is"] else ""
         lines += ["", f"{sample['tokens']} tokens, {sample['predictions']} predicted{b_is}", f"  {sample['text']}"]

@@ -42,13 +42,10 @@ def _make_batch(
             continues_word=tokenizer.continues_word(input_ids) if masking.whole_word else None,
         )
     return {
+        **targets,
         "token_type_ids": instances["token_type_ids"],
         "positions": instances["positions"],
         "sequence_ids": sequence_ids,
-        "input_ids": targets["input_ids"],
-        "masked_positions": targets["masked_positions"],
-        "masked_ids": targets["masked_ids"],
-        "masked_weights": targets["masked_weights"],
         "cls_positions": np.zeros((len(input_ids), 1), np.int32),
         "next_sentence_labels": instances["is_random_next"][:, None].astype(np.int32),
         "next_sentence_weights": (~instances["is_single"][:, None]).astype(np.float32),
