@@ -201,13 +201,6 @@ def test_results_are_of_the_last_evaluation_or_of_the_best(tmp_path: Path):
     assert cells(page, "last") == ["last", "10", "0.5", "0.5"]
 
 
-def test_thirty_runs_have_thirty_colors(tmp_path: Path):
-    for number in range(30):
-        write_rows(tmp_path / "runs" / f"{number:02}{'x' * 50}", trained(1))
-    [(traces, _)] = figures_of(page_of(tmp_path, str(tmp_path / "runs")))
-    assert len({trace["line"]["color"] for trace in traces}) == 30
-
-
 def test_page_has_the_settings_beside_defaults_and_other_runs(tmp_path: Path):
     runs = [
         write_rows(tmp_path / name, trained(1, mlm_loss=9.0), config={"seed": seed, "data.path": HOSTILE})

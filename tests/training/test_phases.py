@@ -247,17 +247,6 @@ def test_init_takes_the_parameters_and_nothing_else(dataset_dir: Path, short_run
     assert [row["step"] for row in rows_without_times(tmp_path)] == [1, 2, 3]
 
 
-@pytest.mark.long
-def test_a_resumed_run_does_not_look_at_init(dataset_dir: Path, tmp_path: Path):
-    pretrain(helpers.small_config(dataset_dir, total_steps=4), str(tmp_path / "first"))
-    settings = {"init": tmp_path / "first", "total_steps": 4}
-    pretrain(helpers.small_config(dataset_dir, **settings), str(tmp_path / "second"))
-    (tmp_path / "first").rename(tmp_path / "gone")
-    settings["total_steps"] = 6
-    pretrain(helpers.small_config(dataset_dir, **settings), str(tmp_path / "second"))
-    assert newest_step(epath.Path(tmp_path / "second")).name == "6"
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -273,15 +262,6 @@ def test_init_that_does_not_fit_is_refused(
     config = helpers.small_config(dataset_dir, **{"init": short_run, **overrides})
     with pytest.raises(InputError, match=message):
         pretrain(config, str(tmp_path / "run"))
-
-
-def test_init_of_another_vocabulary_is_refused(
-    corpus_file: Path, vocabulary: list[str], short_run: Path, tmp_path: Path
-):
-    helpers.write_tokenizer(tmp_path / "tokenizer.json", [*vocabulary[:-2], vocabulary[-1], vocabulary[-2]])
-    helpers.prepare_dataset(corpus_file, tmp_path / "tokenizer.json", tmp_path / "other")
-    with pytest.raises(InputError, match=f"{tmp_path / 'other'} .*{short_run}"):
-        pretrain(helpers.small_config(tmp_path / "other", init=short_run), str(tmp_path / "run"))
 
 
 def mixed(dataset_dir, other_dir, **overrides):

@@ -166,22 +166,6 @@ def test_resume_falls_back_to_the_newest_intact_step(straight: Path, dataset_dir
 
 @pytest.mark.long
 @pytest.mark.usefixtures("all_devices")
-def test_checkpoint_resumes_on_another_mesh(dataset_dir: Path, tmp_path: Path):
-    def training_rows() -> dict[int, dict]:
-        return {row["step"]: row for row in read_metrics(epath.Path(tmp_path)) if "split" not in row}
-
-    pretrain(helpers.small_config(dataset_dir, mesh__data=8), str(tmp_path))
-    before = training_rows()
-    shutil.rmtree(tmp_path / "checkpoints" / "8")  # steps 5 to 8 again, from step 4 of the first mesh
-    pretrain(helpers.small_config(dataset_dir, mesh__data=2, mesh__fsdp=2, mesh__tensor=2), str(tmp_path))
-    after = training_rows()
-    assert list(after) == list(before) == list(range(1, 9))
-    for step in range(5, 9):
-        np.testing.assert_allclose(after[step]["loss"], before[step]["loss"], rtol=1e-5)
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("all_devices")
 def test_gradient_accumulation_is_inferred_and_may_change_on_resume(dataset_dir: Path, tmp_path: Path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     pretrain(helpers.small_config(dataset_dir), str(whole))

@@ -134,14 +134,6 @@ def test_a_model_without_next_sentence_head_continues_with_masked_words_alone(
         pretrain(continued.config(domain, encoder), str(tmp_path / "other"))
 
 
-@pytest.mark.parametrize("text", ["auto", "true", "False"])
-def test_nsp_is_set_on_the_command_line(text: str):
-    found = load_config("continue", [("objective.nsp", text)]).objective.nsp
-    assert found == {"auto": "auto", "true": True, "False": False}[text]
-    with pytest.raises(InputError, match=r"objective\.nsp=maybe"):
-        load_config("continue", [("objective.nsp", "maybe")])
-
-
 def test_a_resumed_run_needs_no_init(domain: Path, vocabulary: list[str], tmp_path: Path):
     init = continued.write_init(tmp_path / "init", vocabulary)
     pretrain(continued.config(domain, init, total_steps=2), str(tmp_path / "run"))
