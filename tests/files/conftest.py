@@ -1,4 +1,4 @@
-"""Faults below the file layer, and the outputs that commands under faults read."""
+"""Faults below the file layer."""
 
 import shutil
 import subprocess
@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import child_processes, helpers
-from support.faults import LIMIT, TRAINING
-
-from bert_jax.cli import main
+from support.faults import LIMIT
 
 
 @pytest.fixture(scope="session")
@@ -37,20 +35,3 @@ def run(library: Path) -> Callable[..., subprocess.CompletedProcess]:
         return child_processes.run(helpers.command(*words), env=helpers.child_environment(**faults), timeout=LIMIT)
 
     return run
-
-
-@pytest.fixture(scope="module")
-def made(dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run, its export, a classifier and lines of text."""
-    folder = tmp_path_factory.mktemp("made")
-    flags = helpers.flags({**TRAINING, "data.path": dataset_dir})
-    assert main(["pretrain", "--config=bert_tiny", f"--workdir={folder / 'run'}", *flags]) == 0
-    assert main(["export", "--checkpoint", str(folder / "run"), "--output", str(folder / "hf")]) == 0
-    (folder / "task.csv").write_text("text,label\n" + "the ship sees the storm .,a\nthe fox finds the tree .,b\n" * 8)
-    (folder / "lines.txt").write_text("the ship sees the storm .\nthe fox .\n")
-    task = helpers.flags({
-        "init": folder / "run", "data.path": folder, "task.train": "task.csv", "task.dev": "task.csv",
-        "task.max_seq_len": 16, "num_epochs": 1, "global_batch_size": 8,
-    })  # fmt: skip
-    assert main(["finetune", "--config=finetune/text", f"--workdir={folder / 'classifier'}", *task]) == 0
-    return folder

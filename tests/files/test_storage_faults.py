@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import helpers, runs, several
-from support.faults import COMMANDS, TRAINING, command, content, last_line, vocab
+from support.faults import TRAINING, last_line, vocab
 
-from bert_jax.cli import main
 from bert_jax.training.checkpoints import open_checkpoint
 
 # --- Writes ------------------------------------------------------------------------------------------------------
@@ -107,35 +106,6 @@ def test_a_save_that_fails_in_one_process_of_two_ends_both(
     for ours, plain in zip(found, expected, strict=True):
         np.testing.assert_array_equal(ours, plain)
     assert runs.rows_without_times(workdir) == runs.rows_without_times(tmp_path / "plain")
-
-
-# --- Every command that writes -----------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", COMMANDS)
-@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EIO], ids=["quota", "EIO"])
-def test_every_command_survives_a_write_that_fails(
-    name: str, number: int, run, made: Path, dataset_dir: Path, corpus_file: Path, vocabulary_file: Path, tmp_path: Path
-):
-    """It ends with one line; run again, it leaves what an undisturbed one does."""
-    outputs = [tmp_path / "faulty", tmp_path / "plain"]
-    for output in outputs:
-        if name in ("vocab", "features", "predict"):
-            output.mkdir()
-    words = [command(name, made, dataset_dir, corpus_file, vocabulary_file, output) for output in outputs]
-    line = last_line(run(words[0], "write", outputs[0].name, number), 1)
-    assert os.strerror(number) in line
-    last_line(run(words[0]), 0)
-    last_line(run(words[1]), 0)
-    if name == "pretrain":
-        runs.assert_same_run(*outputs)
-    elif name == "import":
-        assert main(["export", "--checkpoint", str(outputs[0]), "--output", str(tmp_path / "a")]) == 0
-        assert main(["export", "--checkpoint", str(outputs[1]), "--output", str(tmp_path / "b")]) == 0
-        assert content(tmp_path / "a") == content(tmp_path / "b")
-    else:
-        assert content(outputs[0]) == content(outputs[1])
 
 
 @pytest.mark.long
