@@ -23,12 +23,7 @@ from bert_jax.files import atomic, provenance, remote
 from bert_jax.files.atomic import read_json, write_json
 from bert_jax.finetuning.batches import BatchOrder, Predictor, check_segments
 from bert_jax.finetuning.losses import balanced_weights, task_objective
-from bert_jax.finetuning.results import (
-    PREDICTIONS,
-    RESULT_FILE,
-    BestStep,
-    describe_result,
-)
+from bert_jax.finetuning.results import PREDICTIONS, RESULT_FILE, BestStep, describe_result
 from bert_jax.finetuning.task import Split, Task
 from bert_jax.finetuning.tasks.kinds import KINDS, read_task
 from bert_jax.model import BertConfig, abstract_parameters
