@@ -271,10 +271,11 @@ def _local_copy(folder: epath.Path, info: DatasetInfo, files: Sequence[str], sha
     if remote.is_remote(folder):
         local = remote.cache_folder() / "datasets" / digest(info.to_json().encode())
         partial = local.with_suffix(".partial")
-        partial.mkdir(parents=True, exist_ok=True)
-        with open(partial / ".lock", "w") as lock:
+        local.parent.mkdir(parents=True, exist_ok=True)
+        with open(local.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not local.exists():
+                partial.mkdir(exist_ok=True)
                 names = [*files, *(shard.file for shard in shards)]
                 store, path = remote.store_of(folder)
                 with remote.store_errors(folder):
