@@ -26,7 +26,7 @@ TYPES = ("float32", "bfloat16")
 VOCABULARY_SIZE = 4_096
 SETTINGS = {
     "total_steps": 1_000, "global_batch_size": 32, "optimizer.warmup_steps": 100, "eval_every_steps": 0,
-    "checkpoint.every_steps": 1_000_000,
+    "checkpoint.every_steps": 1_000_000, "tracking.samples": 0,
 }  # fmt: skip
 COMPILED = "--config=bert_large:lamb_v5e --topology=v5e:16x16 --phase=0"
 MEASURES = (

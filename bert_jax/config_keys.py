@@ -228,6 +228,14 @@ class PretrainCheckpointKeys(CheckpointKeys):
 
 
 @dataclass(frozen=True)
+class PretrainTrackingKeys(TrackingKeys):
+    """Trackers beside TensorBoard."""
+
+    # Masked texts of the eval split whose fills each evaluation logs; 0: none. They are logged as text, also to W&B.
+    samples: Annotated[int, Must("in [0, 64]", lambda x: 0 <= x <= 64)] = 3
+
+
+@dataclass(frozen=True)
 class PretrainConfig(RunConfig):
     """The keys of pre-training."""
 
@@ -251,6 +259,7 @@ class PretrainConfig(RunConfig):
     # Dicts of overrides with their steps: ({"steps": 900_000, "data.path": "data128"}, ...).
     phases: tuple[Mapping[str, object], ...] = ()
     checkpoint: PretrainCheckpointKeys = PretrainCheckpointKeys()
+    tracking: PretrainTrackingKeys = PretrainTrackingKeys()
 
     def phase_steps(self) -> list[int]:
         """Returns the steps of each phase, those of -1 inferred; `total_steps` without phases.

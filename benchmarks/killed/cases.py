@@ -18,6 +18,7 @@ MODEL = {
 TRAINING = {
     **MODEL, "total_steps": 200, "global_batch_size": 16, "log_every_steps": 5, "eval_every_steps": 50,
     "eval_batches": 1, "checkpoint.every_steps": 20, "checkpoint.keep": 2, "optimizer.warmup_steps": 10,
+    "tracking.samples": 0,
 }  # fmt: skip
 TASK = {
     "task.train": "train.csv", "task.dev": "dev.csv", "task.max_seq_len": 32, "num_epochs": 2, "global_batch_size": 16,

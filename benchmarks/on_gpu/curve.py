@@ -57,7 +57,7 @@ def curve(cases: Cases, record: Record, scale: Scale, work: Path, data: str) -> 
         dataset, workdir = data or prepare(work, scale), work / "curve"
         shutil.rmtree(workdir, ignore_errors=True)
         plan = plan_run(scale, cases.deadline)
-        overrides = {**scale.curve, **plan, "data.path": dataset, "data.seq_len": SEQ_LEN}
+        overrides = {**scale.curve, **plan, "data.path": dataset, "data.seq_len": SEQ_LEN, "tracking.samples": 0}
         pretrain(load_config("bert_base", overrides), str(workdir))
         rows, batch = read_metrics(epath.Path(workdir)), scale.curve["global_batch_size"]
         began = rows[0]["time"]

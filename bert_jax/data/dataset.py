@@ -18,6 +18,7 @@ import functools
 import hashlib
 import io
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,7 +34,9 @@ from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.atomic import check_version
 from bert_jax.sections import Must, Section, from_mapping
-from bert_jax.text.tokenizer import FILE, SETTINGS, read_tokenizer
+from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer, read_tokenizer
+
+log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 INFO_FILE = "dataset.json"
@@ -290,3 +293,10 @@ def _local_copy(folder: epath.Path, info: DatasetInfo, files: Sequence[str], sha
 
 def _way_out(folder: epath.Path) -> str:
     return "delete it, to copy it again" if remote.is_remote(folder) else "copy or prepare the dataset again"
+
+
+def warn_of_unknown(share: float, tokenizer: Tokenizer, *, above: float, where: str) -> None:
+    """Logs a warning if the share of [UNK] in the tokens of `where` is greater than `above`."""
+    if share > above:
+        case = "uncased" if tokenizer.lowercase else "cased"
+        log.warning("%s: %.1f%% of the tokens are [UNK]: the vocabulary (%s) may not match", where, 100 * share, case)

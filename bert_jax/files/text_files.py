@@ -50,6 +50,8 @@ def text_format(path: str) -> str:
         return named
     with _named(path), open_text(path) as file:
         head = file.read(_HEAD_BYTES).removeprefix(_BYTE_ORDER_MARK)
+    if head.startswith(b"version https://git-lfs"):
+        raise InputError(f"{path}: a pointer of Git LFS, without the file; run: git lfs pull")
     if b"\0" in head:
         raise InputError(
             f"{path}: not text in UTF-8 (byte 0x00 at offset {head.index(0)}); name compressed files "

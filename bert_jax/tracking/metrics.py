@@ -15,6 +15,8 @@ from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 
 METRICS_FILE = "metrics.jsonl"
+SAMPLES = "samples"
+"""The `split` of rows that hold text samples and no metrics."""
 LAST_VALUE = ("learning_rate", "nonfinite_steps", "nonfinite_streak")
 """Metrics that are logged as their last value; all others are logged as means."""
 UPLOAD_SECONDS = 30.0

@@ -1,6 +1,7 @@
-"""`bert-jax report`: one page with results, curves and settings of runs beside each other.
+"""`bert-jax report`: one page with results, curves, fills and settings of runs beside each other.
 
-Metrics have their names of `metrics.jsonl`. Plotly draws the page, which loads nothing.
+A search adds the table of its trials, a study its table of scores. Metrics have their names of `metrics.jsonl`. Plotly
+draws the page, which loads nothing.
 """
 
 import json
@@ -19,14 +20,19 @@ from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.atomic import read_json
 from bert_jax.sections import Section, flatten, from_mapping
-from bert_jax.tracking.metrics import read_metrics
+from bert_jax.tracking.metrics import SAMPLES, read_metrics
 
 MOST_POINTS = 200
 """Points of a curve; of more rows, each point is the mean of as many as needed."""
+MOST_FILLS = 6
+"""Evaluations whose fills are shown, the last one among them."""
 _HEADINGS = {PretrainConfig: "Pre-training", FinetuneConfig: "Fine-tuning"}
 _AXES = ("step", "tokens_seen", "hours")
 _NO_SCORES = re.compile(r"split|step|hours|time|.*_seen|data|sequences")
 _NO_CURVES = re.compile(rf"{_NO_SCORES.pattern}|epoch.*|nonfinite_streak|steps_averaged|examples_.*")
+_SHARES = re.compile(r".*accuracy|mfu|.*_share")
+"""Metrics from 0 to 1, whose axes are in percent."""
+_LONGEST_NAME = 40  # characters of a name in the legend
 _DASHES = {"training": "solid", "eval": "solid", "dev": "solid", "unigram baseline": "dash"}  # others are dotted
 # No address may be loaded, whatever a file of a run contains. Plotly writes styles and makes images of plots.
 _HEAD = (
@@ -38,6 +44,7 @@ _HEAD = (
     "@media (prefers-color-scheme: dark) { html { background: #111 } "
     "body { margin: 0; padding: 16px; background: #fff; filter: invert(0.93) hue-rotate(180deg) } }</style>"
 )
+_SEARCH, _STUDY, _COMPILED = "search.json", "table.json", ".json"
 Table = tuple[str, list[str], list[list[Any]]]
 """Caption, heads and rows. A cell is a text, a number or None."""
 
@@ -63,14 +70,16 @@ class ReportedRun:
 def read_runs(paths: Sequence[str]) -> list[ReportedRun]:
     """Reads the runs in workdirs, in searches, in studies and in folders of runs.
 
-    Raises InputError for a path without any metrics.
+    Raises InputError for a path without any metrics or table of scores.
     """
     rows: dict[epath.Path, list[dict[str, Any]]] = {}
     for path in paths:
+        if path.endswith(_COMPILED):
+            continue
         folder = remote.absolute(path)
         inside = [] if read_metrics(folder) else [*remote.children(folder), *remote.children(folder / "pretraining")]
         with_metrics = {place: found for place in [folder, *inside] if (found := read_metrics(place))}
-        if not with_metrics:
+        if not with_metrics and not remote.exists(folder / _STUDY):
             raise InputError(f"{path} has no metrics; expected a workdir of `bert-jax pretrain`, `finetune` or `study`")
         rows |= with_metrics
     are_distinct = len({folder.name for folder in rows}) == len(rows)
@@ -82,14 +91,47 @@ def _read_run(name: str, folder: epath.Path, rows: Sequence[Mapping[str, Any]]) 
     config, result = (
         read_json(file) if remote.exists(file) else {} for file in (folder / "config.json", folder / "result.json")
     )
-    splits: dict[str, list[Mapping[str, Any]]] = {"training": [], "eval": []}
+    splits: dict[str, list[Mapping[str, Any]]] = {"training": [], "eval": [], SAMPLES: []}
     for row in rows:
         hours = (row.get("time", math.nan) - rows[0].get("time", math.nan)) / 3600
-        values = {key: value for key, value in row.items() if isinstance(value, (int, float))}
+        values = {key: value for key, value in row.items() if key == SAMPLES or isinstance(value, (int, float))}
         splits[row.get("split", "training")].append({**values, "hours": hours})
     evaluations = [row for row in splits["eval"] if row["step"] == result.get("step")] or splits["eval"]
     final = {**(splits["training"] or [{}])[-1], **(evaluations or [{}])[-1]}
     return ReportedRun(name, kind, splits, dict(flatten(from_mapping(kind, config))) if config else {}, final)
+
+
+def tables(path: str) -> Iterator[Table]:
+    """Yields the table of the trials of a search, of the scores of a study, and of a file of `compile --json`."""
+    folder = remote.absolute(path)
+    if path.endswith(_COMPILED):
+        phases = read_json(folder)["phases"]
+        values = [{**phase, **(phase["estimate"] or {})} for phase in phases]
+        keys = [key for key, value in values[0].items() if isinstance(value, (str, int, float))]
+        heads = [f"steps {phase['first_step']}–{phase['last_step']}" for phase in phases]
+        yield folder.name, ["", *heads], [[key, *(phase[key] for phase in values)] for key in keys]
+    if remote.exists(folder / _SEARCH):
+        search = read_json(folder / _SEARCH)
+        trials = search["by_learning_rate"].items()
+        seeds = list(dict.fromkeys(seed for _, trial in trials for seed in trial["scores"]))
+        rows = [
+            [rate, trial["median"], *(trial["scores"].get(seed) for seed in seeds)] for rate, trial in trials
+        ]  # fmt: skip
+        note = f"{folder.name}: {search['metric']} of each trial"
+        yield note, ["learning_rate", "median", *(f"seed {seed}" for seed in seeds)], rows
+    if remote.exists(folder / _STUDY):
+        study = read_json(folder / _STUDY)
+        heads, rows = ["row"], [[row["name"]] for row in study["rows"]]
+        for column in study["columns"]:
+            cells = [row["columns"][column] for row in study["rows"]]
+            kinds = {column: "mean", "±": "deviation", "paper": "paper"}
+            used = {
+                head: kind for head, kind in kinds.items() if kind == "mean" or any(cell.get(kind) for cell in cells)
+            }
+            heads += used
+            for row, cell in zip(rows, cells, strict=True):
+                row += [cell.get(kind) for kind in used.values()]
+        yield study["title"] or folder.name, heads, rows
 
 
 def results(runs: Sequence[ReportedRun]) -> Table:
@@ -116,6 +158,18 @@ def settings(runs: Sequence[ReportedRun]) -> Table:
     rows.sort(key=lambda row: not row[0].endswith("*"))
     note = "Settings that differ from the defaults; those with * differ between runs."
     return note, ["key", "default", *(run.name for run in known)], rows
+
+
+def fills(run: ReportedRun) -> Table:
+    """Returns the most probable word for each mask of its texts, evaluation by evaluation."""
+    found = run.splits[SAMPLES]
+    shown = [found[place] for place in sorted({*np.linspace(0, len(found) - 1, MOST_FILLS).round().astype(int)})]
+    masks = [[(text["text"], mask) for text in row[SAMPLES] for mask in text["masks"]] for row in shown]
+    rows = [
+        [column[0][0], column[0][1]["target"], *("{} {:.2f}".format(*mask["fills"][0]) for _, mask in column)]
+        for column in zip(*masks, strict=True)
+    ]
+    return f"{run.name}: most probable fills by step", ["text", "target", *(str(row["step"]) for row in shown)], rows
 
 
 def _html(table: Table) -> str:
@@ -163,7 +217,7 @@ def make_figure(runs: Sequence[ReportedRun]) -> Any:
     for run, panel, label, points in drawn:
         place, name = divmod(panels.index(panel), 2), escape(run.name)
         figure.add_scatter(
-            x=points[:, 0].tolist(), y=points[:, -1].tolist(), name=name, legendgroup=name,
+            x=points[:, 0].tolist(), y=points[:, -1].tolist(), name=_shortened(run.name), legendgroup=name,
             opacity=0.5 if label == "training" else 1.0, showlegend=name not in named,
             mode="lines" if label in ("training", "unigram baseline") and len(points) > 1 else "lines+markers",
             line={"color": colors[run.name], "dash": _DASHES.get(label, "dot")},
@@ -179,11 +233,26 @@ def make_figure(runs: Sequence[ReportedRun]) -> Any:
     ]  # fmt: skip
     menu = {"type": "buttons", "direction": "right", "x": 0, "y": 1 + 0.12 / down, "buttons": buttons}
     figure.update_xaxes(matches="x", showticklabels=True)
+    for number, panel in enumerate(panels):
+        values = np.concatenate([points[:, -1] for _, name, _, points in drawn if name == panel])
+        least, most = np.nanmin(values), np.nanmax(values)
+        figure.update_yaxes(
+            tickformat="~%" if _SHARES.fullmatch(panel) and most <= 1 else "~g",
+            # plotly shows a constant between -1 and 1 more
+            range=sorted([0.9 * most, 1.1 * most]) if least == most != 0 else None,
+            row=number // 2 + 1, col=number % 2 + 1,
+        )  # fmt: skip
     figure.update_layout(
         template="plotly_white", height=90 + 300 * down, showlegend=True, legend={"font": {"size": 11}},
         updatemenus=[{**menu, "xanchor": "left", "yanchor": "bottom"}],
     )  # fmt: skip
     return figure
+
+
+def _shortened(name: str) -> str:
+    """Returns a name for the legend, in HTML; of a long one the beginning and the end."""
+    half = _LONGEST_NAME // 2
+    return escape(name if len(name) <= _LONGEST_NAME else f"{name[:half]}…{name[-half:]}")
 
 
 def write_report(paths: Sequence[str], output: str) -> list[dict[str, Any]]:
@@ -197,11 +266,13 @@ def write_report(paths: Sequence[str], output: str) -> list[dict[str, Any]]:
     parts, rows, has_script = [_HEAD], [], False
     try:
         runs = read_runs(paths)
+        parts += [_html(table) for path in paths for table in tables(path)]
         for kind, heading in _HEADINGS.items():
             if group := [run for run in runs if run.kind is kind]:
                 figure = make_figure(group).to_html(full_html=False, include_plotlyjs=not has_script)
                 table, has_script = results(group), True
-                parts += [f"<h1>{heading}</h1>", _html(table), figure, _html(settings(group))]
+                samples = [_html(fills(run)) for run in group if run.splits[SAMPLES]]
+                parts += [f"<h1>{heading}</h1>", _html(table), figure, *samples, _html(settings(group))]
                 rows += [dict(zip(table[1], row, strict=True)) for row in table[2]]
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise InputError(f"{', '.join(paths)}: unexpected contents ({type(error).__name__}: {error!s:.99})") from error

@@ -17,12 +17,15 @@ from typing import Any
 from etils import epath
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.tensor_pb2 import TensorProto
+from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.text.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from bert_jax.errors import InputError, install_hint
 from bert_jax.files import atomic, remote
-from bert_jax.tracking.metrics import METRICS_FILE, GrowingFile, finite_json, read_metrics
+from bert_jax.tracking.metrics import METRICS_FILE, SAMPLES, GrowingFile, finite_json, read_metrics
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +46,9 @@ class Tracker:
     def log(self, row: Mapping[str, Any]) -> None:
         """Called with each row of `metrics.jsonl`, whose values may be NaN or infinite.
 
-        `split` is absent for training, and "eval" for an evaluation. `time` is in unix seconds. Steps ascend; a resumed
-        run logs the steps after its checkpoint again.
+        `split` is absent for training, "eval" for an evaluation, and "samples" for a row whose `samples` are masked
+        texts and their fills. `time` is in unix seconds. Steps ascend; a resumed run logs the steps after its
+        checkpoint again.
         """
 
     def flush(self) -> None:
@@ -147,6 +151,12 @@ class TensorBoard(Tracker):
             Summary.Value(tag=name, simple_value=value)
             for name, value in _named_values(row).items() if isinstance(value, (int, float)) and math.isfinite(value)
         ]  # fmt: skip
+        for number, sample in enumerate(row.get(SAMPLES, ())):
+            masks = [f"| {mask['target']} | {mask['probability']:.3f} | {_fills(mask)} |" for mask in sample["masks"]]
+            text = "\n".join([sample["text"], "", "| target | probability | fills |", "| --- | --- | --- |", *masks])
+            tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()])
+            metadata = create_summary_metadata(display_name=f"samples/{number}", description="")
+            values.append(Summary.Value(tag=f"samples/{number}", metadata=metadata, tensor=tensor))
         self._write(row["time"], step=row["step"], summary=Summary(value=values))
 
     def flush(self) -> None:
@@ -162,7 +172,11 @@ class TensorBoard(Tracker):
 def _named_values(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the metrics of a row by split and name, such as "eval/loss"."""
     split = row.get("split", "train")
-    return {f"{split}/{name}": value for name, value in row.items() if name not in ("step", "time", "split")}
+    return {f"{split}/{name}": value for name, value in row.items() if name not in ("step", "time", "split", SAMPLES)}
+
+
+def _fills(mask: Mapping[str, Any]) -> str:
+    return ", ".join(f"{word} {probability:.3f}" for word, probability in mask["fills"])
 
 
 def check_wandb(project: str) -> None:
@@ -205,7 +219,16 @@ class WeightsAndBiases(Tracker):
         self._run.config.update(dict(config), allow_val_change=True)
 
     def log(self, row: Mapping[str, Any]) -> None:
-        self._run.log(_named_values(row), step=row["step"])
+        import wandb
+
+        values: dict[str, Any] = _named_values(row)
+        if SAMPLES in row:
+            table = wandb.Table(columns=["step", "text", "target", "probability", "fills"])
+            for sample in row[SAMPLES]:
+                for mask in sample["masks"]:
+                    table.add_data(row["step"], sample["text"], mask["target"], mask["probability"], _fills(mask))
+            values[SAMPLES] = table
+        self._run.log(values, step=row["step"])
 
     def close(self) -> None:
         self._run.finish()

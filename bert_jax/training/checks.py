@@ -127,6 +127,9 @@ def data_paths(config: PretrainConfig) -> list[str]:
 
 def check_mixture(config: PretrainConfig, datasets: Sequence[PreparedDataset]) -> None:
     """Raises InputError if the datasets of a run, its weights and its objective do not match."""
+    hashes = [dataset.info.hash for dataset in datasets]
+    if same := [str(dataset.folder) for dataset in datasets if hashes.count(dataset.info.hash) > 1]:
+        raise InputError(f"data.path={config.data.path}: {' and '.join(same)} are the same dataset; name it once")
     weights = () if isinstance(config.data.weights, str) else config.data.weights
     if weights and len(weights) != len(datasets):
         raise InputError(f"data.weights={weights}: expected {len(datasets)} weights, one for each dataset in data.path")

@@ -1,16 +1,18 @@
 """Evaluation of pre-training losses on the eval split, with a unigram baseline."""
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from typing import Any
+from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
-from bert_jax.batch import Batch
+from bert_jax.batch import Batch, HostBatch, map_arrays
 from bert_jax.config_keys import MeshKeys, PretrainConfig
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import EvalLoader
@@ -30,10 +32,14 @@ from bert_jax.training.checkpoints import (
 )
 from bert_jax.training.objectives import Objective, Sums, make_objective, pretraining
 from bert_jax.training.phases import plan_at
-from bert_jax.training.train_step import compute_dtype
+from bert_jax.training.train_step import StateSpec, compute_dtype
 
 MAX_BATCH_SIZE = 1 << 16
 """Limit in rows outside of training: no device holds more."""
+SAMPLE_MASKS = 6
+"""Masked positions that a text sample shows."""
+SAMPLE_FILLS = 3
+_TOKENS_AFTER_MASKS = 8
 
 
 def unigram_nats(datasets: Sequence[PreparedDataset], *, left_to_right: bool) -> np.ndarray:
@@ -112,6 +118,86 @@ class Evaluator:
             on_batch()
         means = {name: float(numerator / count) for name, (numerator, count) in totals.items() if count}
         return {"loss": self._objective.loss(means), "unigram_loss": 0.0, **means}
+
+
+class MaskedSamples:
+    """A few masked texts of the eval split, the same at each evaluation, and the words that the model fills in.
+
+    The program that runs them is small and apart from that of the evaluation. A left-to-right model has no samples.
+    """
+
+    def __init__(self, mesh: Mesh, spec: StateSpec, loader: EvalLoader, count: int):
+        """Takes the first `count` sequences of `loader`, or all of its first batch if that has fewer."""
+        self._count = 0 if loader.masking is None or not loader.batches else min(count, loader.real_rows(0))
+        self._mesh, self._tokenizer = mesh, loader.datasets[0].tokenizer
+        if not self._count:
+            return
+        shards = math.prod(mesh.shape[axis] for axis in batch_mesh_axes(mesh))
+        self._rows = -(-self._count // shards) * shards  # at most the batch size, which they divide
+        self._batch = _mask_first(loader.batch(0, np.arange(self._rows)), self._tokenizer.mask_id)
+        self._texts = [self._excerpt(row) for row in range(self._count)]
+        top = min(SAMPLE_FILLS, self._tokenizer.vocab_size)
+        self._step = make_samples_step(mesh, spec.graph, spec.shardings.parameters, top)
+
+    def fill(self, parameters: Parameters) -> list[dict[str, Any]]:
+        """Returns the samples with the fills of `parameters`; all processes have to call it."""
+        if not self._count:
+            return []
+        here = rows_here(self._mesh, self._rows)
+        batch = put_batch(self._mesh, map_arrays(lambda entry: entry[here], self._batch), batch_size=self._rows)
+        target, probabilities, tokens = jax.device_get(self._step(parameters, batch))
+        samples: list[dict[str, Any]] = []
+        for row, text in enumerate(self._texts):
+            masks = [
+                {
+                    "target": self._tokenizer.id_to_token(int(self._batch["masked_ids"][row, place])),
+                    "probability": float(target[row, place]),
+                    "fills": [
+                        [self._tokenizer.id_to_token(token), probability]
+                        for token, probability in zip(
+                            tokens[row, place].tolist(), probabilities[row, place].tolist(), strict=True
+                        )
+                    ],
+                }
+                for place in np.flatnonzero(self._batch["masked_weights"][row])
+            ]  # fmt: skip
+            samples.append({"text": text, "masks": masks})
+        return samples
+
+    def _excerpt(self, row: int) -> str:
+        """Returns the text of a row, up to some tokens after its last mask."""
+        ids = self._batch["input_ids"][row]
+        shown = self._batch["masked_positions"][row][self._batch["masked_weights"][row] > 0]
+        real = int((self._batch["sequence_ids"][row] > 0).sum())
+        stop = min(real, int(shown.max(initial=0)) + 1 + _TOKENS_AFTER_MASKS)
+        text = self._tokenizer.decode([token for token in ids[1:stop].tolist() if token != self._tokenizer.sep_id])
+        return text if stop == real else f"{text} ..."
+
+
+def make_samples_step(
+    mesh: Mesh, graph: nnx.GraphDef[Any], shardings: Parameters, top: int
+) -> Callable[[Parameters, Batch[Any]], tuple[jax.Array, jax.Array, jax.Array]]:
+    """Makes the jitted step that returns, for each masked position, the target's probability and the `top` words."""
+
+    def fill_samples(model: Any, rows: Batch[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        probabilities = jax.nn.softmax(model(rows)[0], axis=-1)
+        target = jnp.take_along_axis(probabilities, rows["masked_ids"][..., None], axis=-1)[..., 0]
+        return (target, *jax.lax.top_k(probabilities, top))
+
+    return make_forward_step(mesh, graph, shardings, fill_samples, PartitionSpec(batch_mesh_axes(mesh)))
+
+
+def _mask_first(batch: HostBatch, mask_id: int) -> HostBatch:
+    """Returns the batch with at most `SAMPLE_MASKS` predictions in a row: [MASK] there, the original words elsewhere.
+
+    In `batch` a tenth of the targets are kept, and a tenth are random words.
+    """
+    ids, positions, weights = batch["input_ids"].copy(), batch["masked_positions"], batch["masked_weights"]
+    for row, (places, targets, used) in enumerate(zip(positions, batch["masked_ids"], weights > 0, strict=True)):
+        ids[row, places[used]] = targets[used]
+        ids[row, places[used][:SAMPLE_MASKS]] = mask_id
+    first = {name: batch[name][:, :SAMPLE_MASKS] for name in ("masked_positions", "masked_ids", "masked_weights")}
+    return cast(HostBatch, {**batch, **first, "input_ids": ids})
 
 
 def evaluate_checkpoint(

@@ -26,12 +26,12 @@ from bert_jax.parallel.mesh import make_mesh, put_batch, rows_here
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.interpreter import StopSignal
 from bert_jax.sections import check_kind, to_dict
-from bert_jax.tracking.metrics import read_metrics
+from bert_jax.tracking.metrics import SAMPLES, read_metrics
 from bert_jax.tracking.throughput import Throughput, key_values, pretraining_work
 from bert_jax.tracking.trackers import Tracker
 from bert_jax.training.checkpointer import Checkpointer
 from bert_jax.training.checkpoints import Checkpoint, check_place, newest_step, save_parameters
-from bert_jax.training.evaluation import Evaluator
+from bert_jax.training.evaluation import Evaluator, MaskedSamples
 from bert_jax.training.initialization import fill_in_from_checkpoint, initialize_from, open_init
 from bert_jax.training.loop import Evaluate, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.objectives import make_objective
@@ -232,6 +232,7 @@ def _make_evaluate(
     """Makes the evaluation of a phase, which logs and returns its scores, and logs what it measured."""
     loader = phase.eval_loader
     evaluator = Evaluator(run.mesh, spec.graph, spec.shardings.parameters, loader, make_objective(phase.config))
+    samples = MaskedSamples(run.mesh, spec, loader, phase.config.tracking.samples) if loader.batches else None
     available = sum(dataset.size("eval") for dataset in loader.datasets)
     measured = {
         "data": ",".join(dataset.info.hash for dataset in loader.datasets),
@@ -243,6 +244,8 @@ def _make_evaluate(
             values = evaluator.run(state.parameters, on_batch)
         log.info("Step %d: evaluation: %s", step, key_values(values))
         run.trackers.log(step, {**values, **measured, **count_seen(phases, step)}, split="eval")
+        if samples and (fills := samples.fill(state.parameters)):
+            run.trackers.log(step, {"samples": fills}, split=SAMPLES)
         return values
 
     return evaluate

@@ -31,7 +31,7 @@ def config(data: Path, source: Path | Checkpoint, **overrides: object) -> Pretra
     chosen = {
         "data__path": data, "init": source.path if isinstance(source, Checkpoint) else source, "total_steps": 4,
         "global_batch_size": 16, "optimizer__warmup_steps": 1, "log_every_steps": 1, "eval_every_steps": 2,
-        "eval_batches": 2, "checkpoint__every_steps": 2, "scan_layers": False,
+        "eval_batches": 2, "checkpoint__every_steps": 2, "tracking__samples": 0, "scan_layers": False,
         **overrides,
     }  # fmt: skip
     return load_config("continue", [(key.replace("__", "."), str(value)) for key, value in chosen.items()])

@@ -89,6 +89,7 @@ def small_config(dataset: Path, kind: type[PretrainConfig] = PretrainConfig, **o
         "model__intermediate_size": 64, "model__max_position_embeddings": 64, "data__max_predictions": 10,
         "total_steps": 8, "global_batch_size": 16, "log_every_steps": 1, "eval_every_steps": 4, "eval_batches": 2,
         "checkpoint__every_steps": 4, "optimizer__warmup_steps": 2, "optimizer__learning_rate": 1e-2,
+        "tracking__samples": 0,  # a program less to compile
         **overrides,
     }  # fmt: skip
     return load_config("bert_tiny", {key.replace("__", "."): value for key, value in chosen.items()}, kind=kind)

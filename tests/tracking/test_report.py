@@ -37,6 +37,11 @@ def evaluated(step: int, **values: float) -> dict:
     return {"step": step, "split": "eval", **{key.replace("__", "/"): value for key, value in values.items()}}
 
 
+def sampled(step: int, *fills: str, text: str = "a [MASK] text") -> dict:
+    masks = [{"target": "dark", "probability": 0.1, "fills": [[fill, 0.5], ["b", 0.25]]} for fill in fills]
+    return {"step": step, "split": "samples", "samples": [{"text": text, "masks": masks}]}
+
+
 def page_of(tmp_path: Path, *paths: str) -> str:
     """Returns the page without plotly's script."""
     from plotly.offline import get_plotlyjs
@@ -87,6 +92,7 @@ def test_page_has_a_figure_for_each_kind_of_run(tmp_path: Path):
         trained(2, mlm_loss=8.0, time=9000.0, tokens_seen=128, nonfinite_steps=1),
         evaluated(2, mlm_loss=7.5, unigram_loss=7.0, mlm_accuracy=0.25, time=9360.0, tokens_seen=128),
         evaluated(3, mlm_loss=7.25, unigram_loss=7.0, time=9370.0, tokens_seen=192),
+        sampled(3, "light"),
     )
     tuned = write_rows(
         tmp_path / "mnli", trained(5, accuracy=0.2), evaluated(5, dev__accuracy=0.5, test__accuracy=0.4),
@@ -137,7 +143,7 @@ def test_runs_are_named_as_they_are_and_apart(tmp_path: Path):
     ]
     [(traces, _)] = figures_of(page_of(tmp_path, *runs))
     shown = [trace for trace in traces if trace["showlegend"]]
-    assert [trace["name"] for trace in shown] == runs
+    assert [trace["name"][-9:] for trace in shown] == [run[-9:] for run in runs]
     assert all(trace["hovertemplate"].startswith(run) for trace, run in zip(shown, runs, strict=True))
     [(traces, _)] = figures_of(page_of(tmp_path, *runs[1:]))
     assert [trace["name"] for trace in traces if trace["showlegend"]] == ["lr$5_$6", "_base"]
@@ -201,6 +207,42 @@ def test_results_are_of_the_last_evaluation_or_of_the_best(tmp_path: Path):
     assert cells(page, "last") == ["last", "10", "0.5", "0.5"]
 
 
+def test_searches_studies_and_compiled_steps_have_tables(tmp_path: Path):
+    trial = {"median": 0.75, "best": 0.8, "worst": 0.7, "scores": {"0": 0.7, "1": 0.8}}
+    search = Path(write_rows(tmp_path / "search" / "lr-1e-5-seed-0", evaluated(5, dev__f1=0.5))).parent
+    (search / "search.json").write_text(json.dumps({"metric": "f1", "by_learning_rate": {"1e-5": trial}}))
+    cell = {"mean": 50.5, "deviation": 1.5, "paper": 84.4}
+    study = {"title": "A table", "columns": ["topic"], "rows": [{"name": "MLM", "columns": {"topic": cell}}]}
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "table.json").write_text(json.dumps(study))
+    phase = {"topology": "v5e:2x2", "first_step": 1, "last_step": 9, "fits": True, "estimate": {"seconds": 0.5}}
+    (tmp_path / "step.json").write_text(json.dumps({"phases": [phase]}))
+    page = page_of(tmp_path, str(search), str(tmp_path / "study"), str(tmp_path / "step.json"))
+    assert cells(page, "1e-5") == ["1e-5", "0.75", "0.7", "0.8"]
+    assert cells(page, "row") == ["row", "topic", "±", "paper"]
+    assert cells(page, "MLM") == ["MLM", "50.5", "1.5", "84.4"]
+    assert cells(page, "seconds") == ["seconds", "0.5"]
+
+
+def test_axes_fit_their_values(tmp_path: Path):
+    rows = [evaluated(step, dev__accuracy=0.91 + 0.001 * step, dev__f1=88.0) for step in (1, 2)]
+    [(_, layout)] = figures_of(page_of(tmp_path, write_rows(tmp_path / "run", trained(1), trained(2), *rows)))
+    axes = {
+        note["text"]: layout[f"yaxis{n or ''}"] for n, note in zip((0, 2, 3, 4, 5), layout["annotations"], strict=True)
+    }
+    assert axes["accuracy"]["tickformat"] == "~%"
+    assert axes["f1"]["tickformat"] == "~g"
+    assert axes["learning_rate"]["range"] == pytest.approx([1.8e-5, 2.2e-5])
+
+
+def test_thirty_runs_have_thirty_colors(tmp_path: Path):
+    for number in range(30):
+        write_rows(tmp_path / "runs" / f"{number:02}{'x' * 50}", trained(1))
+    [(traces, _)] = figures_of(page_of(tmp_path, str(tmp_path / "runs")))
+    assert len({trace["line"]["color"] for trace in traces}) == 30
+    assert max(len(trace["name"]) for trace in traces) <= 41
+
+
 def test_page_has_the_settings_beside_defaults_and_other_runs(tmp_path: Path):
     runs = [
         write_rows(tmp_path / name, trained(1, mlm_loss=9.0), config={"seed": seed, "data.path": HOSTILE})
@@ -226,6 +268,16 @@ def test_results_are_json_as_well(tmp_path: Path, capsys: pytest.CaptureFixture)
     }  # fmt: skip
 
 
+def test_page_has_the_fills_of_each_mask_over_time(tmp_path: Path):
+    rows = [sampled(step, f"w{step}", f"v{step}") for step in range(21)]
+    page = page_of(tmp_path, write_rows(tmp_path / "run", trained(1, mlm_loss=9.0), *rows))
+    steps = (0, 4, 8, 12, 16, 20)
+    assert cells(page, "text") == ["text", "target", *(str(step) for step in steps)]
+    [first, second] = re.findall("<tr><td>a .MASK. text(.*?)(?=<tr>|</table>)", page)
+    assert first.split("<td>")[1:] == ["dark", *(f"w{step} 0.50" for step in steps)]
+    assert second.split("<td>")[1:] == ["dark", *(f"v{step} 0.50" for step in steps)]
+
+
 # --- Safety and a browser ----------------------------------------------------------------------------------------
 
 
@@ -244,10 +296,12 @@ class Tags(HTMLParser):
 
 
 def hostile_run(tmp_path: Path) -> str:
-    """Returns a run whose name, config and scores are HTML."""
+    """Returns a run whose name, config, samples and scores are HTML."""
     name = HOSTILE.replace("/", "")
     rows = trained(1, mlm_loss=9.0, **{HOSTILE: 1.0}), trained(2, mlm_loss=8.0), evaluated(1, mlm_loss=8.0)
-    return write_rows(tmp_path / name, *rows, config={"data.path": HOSTILE})
+    return write_rows(
+        tmp_path / name, *rows, sampled(1, HOSTILE, text=f"[MASK] {HOSTILE}"), config={"data.path": HOSTILE}
+    )
 
 
 def test_page_escapes_texts_of_files_and_loads_nothing(tmp_path: Path):

@@ -20,10 +20,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from bert_jax.config import load_config
 from bert_jax.errors import InputError, install_hint
 from bert_jax.sections import flatten
-from bert_jax.tracking.metrics import finite_json, read_metrics
+from bert_jax.tracking.metrics import SAMPLES, finite_json, read_metrics
 from bert_jax.tracking.trackers import MetricsFile, TensorBoard, Tracker, Trackers
 from bert_jax.training.phases import count_seen
 from bert_jax.training.pretrain import pretrain
+
+SAMPLE = {
+    "text": "the [MASK] sees </td>.",
+    "masks": [{"target": "fox", "probability": 0.25, "fills": [["owl", 0.5], ["fox", 0.25]]}],
+}
 
 
 class Recorder(Tracker):
@@ -64,16 +69,20 @@ def events_of(workdir: Path) -> EventAccumulator:
     return events
 
 
-def test_tensorboard_has_scalars_hyperparameters(tmp_path: Path):
+def test_tensorboard_has_scalars_hyperparameters_and_samples(tmp_path: Path):
     config = dict(flatten(load_config("bert_tiny")))
     with closing(TensorBoard(epath.Path(tmp_path), 0)) as tracker:
         tracker.log_config(config)
         tracker.log({"step": 3, "loss": 2.5, "grad_norm": float("nan"), "mfu": None, "time": 100.0})
         tracker.log({"step": 3, "split": "eval", "loss": 2.0, "time": 101.0})
+        tracker.log({"step": 3, "split": "samples", "samples": [SAMPLE], "time": 102.0})
     events = events_of(tmp_path)
     assert [(event.wall_time, event.step, event.value) for event in events.Scalars("train/loss")] == [(100.0, 3, 2.5)]
     assert [(event.step, event.value) for event in events.Scalars("eval/loss")] == [(3, 2.0)]
     assert events.Tags()["scalars"] == ["train/loss", "eval/loss"]
+    [sample] = events.Tensors("samples/0")
+    assert (sample.step, sample.wall_time) == (3, 102.0)
+    assert b"[MASK]" in sample.tensor_proto.string_val[0]
     assert events.PluginTagToContent("hparams").keys() == {"_hparams_/session_start_info"}
     assert "tensorflow" not in sys.modules
 
@@ -108,13 +117,13 @@ def logged(dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
     workdir = tmp_path_factory.mktemp("logged") / "run"
     recorder = Recorder()
     for steps in (4, 8):
-        config = helpers.small_config(dataset_dir, total_steps=steps, log_every_steps=2)
+        config = helpers.small_config(dataset_dir, total_steps=steps, log_every_steps=2, tracking__samples=2)
         pretrain(config, str(workdir), trackers=[recorder])
     return workdir, recorder
 
 
 def test_run_logs_time_and_cumulative_counts(logged: tuple[Path, Recorder]):
-    rows = read_metrics(epath.Path(logged[0]))
+    rows = [row for row in read_metrics(epath.Path(logged[0])) if row.get("split") != SAMPLES]
     assert [row["step"] for row in rows] == [2, 4, 4, 6, 8, 8]
     assert [row["examples_seen"] for row in rows] == [16 * row["step"] for row in rows]
     assert [row["tokens_seen"] for row in rows] == [64 * 16 * row["step"] for row in rows]
@@ -134,6 +143,25 @@ def test_cumulative_counts_are_sums_over_phases():
     assert count_seen(phases, 3) == {"tokens_seen": 3 * 4 * 128, "examples_seen": 12}
     assert count_seen(phases, 11) == {"tokens_seen": 10 * 4 * 128 + 2 * 512, "examples_seen": 45}
     assert count_seen(phases, 12) == {"tokens_seen": 10 * 4 * 128 + 4 * 512, "examples_seen": 50}
+
+
+def test_each_evaluation_fills_the_same_masked_texts(logged: tuple[Path, Recorder]):
+    rows = [row for row in read_metrics(epath.Path(logged[0])) if row.get("split") == SAMPLES]
+    assert [row["step"] for row in rows] == [4, 8]
+    first, last = (row["samples"] for row in rows)
+    assert len(first) == 2
+    vocabulary = set(helpers.make_vocabulary())
+    for before, after in zip(first, last, strict=True):
+        assert before["text"] == after["text"]
+        assert before["text"].count("[MASK]") == len(before["masks"]) > 0
+        assert [mask["target"] for mask in before["masks"]] == [mask["target"] for mask in after["masks"]]
+        assert [mask["fills"] for mask in before["masks"]] != [mask["fills"] for mask in after["masks"]]
+        for mask in after["masks"]:
+            probabilities = [probability for _, probability in mask["fills"]]
+            assert probabilities == sorted(probabilities, reverse=True)
+            assert {word for word, _ in mask["fills"]} <= vocabulary
+            assert dict(mask["fills"]).get(mask["target"], mask["probability"]) == pytest.approx(mask["probability"])
+            assert mask["probability"] <= probabilities[0] + 1e-6
 
 
 def test_tracker_of_the_caller_gets_what_the_files_get(logged: tuple[Path, Recorder]):
@@ -183,6 +211,7 @@ def test_wandb_gets_the_run_and_a_resumed_run_continues_it(tmp_path: Path, monke
             tracker.log_config({"optimizer.learning_rate": 0.125})
             tracker.log({"step": start + 2, "loss": 2.5, "time": 100.0})
             tracker.log({"step": start + 2, "split": "eval", "loss": 2.0, "time": 101.0})
+            tracker.log({"step": start + 2, "split": SAMPLES, "samples": [SAMPLE], "time": 102.0})
         wandb.teardown()  # as the end of the process does: a resumed run is another process
     identity = (tmp_path / "run" / "wandb_id").read_text()
     files = sorted((tmp_path / "run" / "wandb").glob("offline-run-*/*.wandb"))
@@ -198,5 +227,6 @@ def test_wandb_gets_the_run_and_a_resumed_run_continues_it(tmp_path: Path, monke
                 item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
             })  # fmt: skip
     assert [(row["_step"], row["train/loss"], row["eval/loss"]) for row in history] == [(2, 2.5, 2.0), (6, 2.5, 2.0)]
+    assert [row["samples/nrows"] for row in history] == [1, 1]
     assert "train/time" not in history[0]
     assert configs == [0.125, 0.125]

@@ -120,7 +120,7 @@ class Stop(SimpleNamespace):
 def config_of(dataset_dir: Path, **overrides: object) -> PretrainConfig:
     settings = {
         "total_steps": 6, "checkpoint__every_steps": 2, "eval_every_steps": 3, "eval_batches": 1, "log_every_steps": 1,
-        "model__num_hidden_layers": 1, "eval_at_start": True, "checkpoint__milestones": "(0,)",
+        "tracking__samples": 2, "model__num_hidden_layers": 1, "eval_at_start": True, "checkpoint__milestones": "(0,)",
         "phases": "({'steps': 3}, {'steps': 3, 'objective.nsp': False})",
     }  # fmt: skip
     return helpers.small_config(dataset_dir, **{**settings, **overrides})
@@ -133,6 +133,7 @@ def test_pretraining_with_all_hooks_stops_and_resumes(strict, dataset_dir: Path,
     assert 0 < int(newest_step(epath.Path(tmp_path / "stopped")).name) < 6
     pretrain(config_of(dataset_dir), str(tmp_path / "stopped"))
     assert rows_without_times(tmp_path / "straight") == rows_without_times(tmp_path / "stopped")
+    assert any("samples" in row for row in read_metrics(epath.Path(tmp_path / "straight")))
 
 
 @pytest.mark.long

@@ -111,8 +111,7 @@ def prepare(
         info, unknown = _build(slices, job, allow_unk, run_tasks, bars, new)
         read = {"corpus": corpus.describe_files(slices, paths, options), "vocabulary": {"sha256": tokenizer.sha256}}
         provenance.append(new, provenance.record(read, dataset_hash=info.hash))
-        if unknown > WARN_SHARE:
-            log.warning("%s: %.1f%% of the tokens are [UNK]: the vocabulary may not match", folder, 100 * unknown)
+        dataset.warn_of_unknown(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
         report.warn(info, list(dict.fromkeys(piece.path for piece in slices)))
     return info
 

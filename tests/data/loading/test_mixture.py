@@ -1,5 +1,6 @@
 """Mixtures of datasets: shares, epochs of each dataset, and refused combinations."""
 
+import shutil
 import signal
 from types import SimpleNamespace
 
@@ -204,3 +205,9 @@ def test_weights_may_be_a_power_of_the_sizes(dataset_dir, other_dir):
     assert shares["0"] == pytest.approx(0.5, abs=0.01)
     assert shares["0.5"] == pytest.approx(first**0.5 / (first**0.5 + second**0.5), abs=0.01)
     assert shares["1"] == pytest.approx(first / (first + second), abs=0.01)
+
+
+def test_one_dataset_under_two_paths_is_refused(dataset_dir, tmp_path):
+    shutil.copytree(dataset_dir, tmp_path / "copy")
+    with pytest.raises(InputError, match=f"{dataset_dir} and {tmp_path / 'copy'} are the same dataset"):
+        helpers.open_phases(config([dataset_dir, tmp_path / "copy"]))
