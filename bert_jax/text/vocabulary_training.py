@@ -121,7 +121,10 @@ def _train(words: Mapping[str, int], options: VocabularyOptions) -> models.Model
     else:
         covered = _alphabet(words, options.coverage) | (set() if is_wordpiece else {_SPACE})
         covered -= {_TRAINER_MARK} if is_unigram else set()
-        words = {word: count for word, count in words.items() if covered.issuperset(word)}
+        if is_wordpiece:  # a word with another character is [UNK]
+            words = {word: count for word, count in words.items() if covered.issuperset(word)}
+        else:
+            words = _split_at_others(words, covered)
         alphabet = {character for word in words for character in word}
     if not any(word.strip(_WHITE_SPACE) for word in words):
         raise InputError("input: the corpus has no words to train on; pass --kind unigram for text without spaces")
@@ -141,6 +144,16 @@ def _train(words: Mapping[str, int], options: VocabularyOptions) -> models.Model
     return _merge(words, model, trainer)
 
 
+def _split_at_others(words: Mapping[str, int], covered: set[str]) -> dict[str, int]:
+    """Returns the parts of words between characters that are not `covered`: text without spaces is a long word."""
+    parts: Counter[str] = Counter()
+    for word, count in words.items():
+        for is_covered, part in itertools.groupby(word, covered.__contains__):
+            if is_covered:
+                parts["".join(part)] += count
+    return {part: parts[part] for part in sorted(parts)}
+
+
 def _train_unigram(words: Mapping[str, int], size: int) -> models.Model:
     """Returns the Unigram model of counted words, or of a sample of them."""
     sample = list(words)
@@ -150,11 +163,11 @@ def _train_unigram(words: Mapping[str, int], size: int) -> models.Model:
     pad, unk, *control = SPECIAL_TOKENS
     file = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=(f"{word.removeprefix(_SPACE)}\t{words[word]}" for word in sample),
+        sentence_iterator=(f"{word}\t{words[word]}" for word in sample),
         input_format="tsv", model_writer=file, model_type="unigram", vocab_size=size, hard_vocab_limit=False,
         character_coverage=1.0, normalization_rule_name="identity", pad_id=0, pad_piece=pad, unk_id=1, unk_piece=unk,
-        bos_id=-1, eos_id=-1, control_symbols=control, max_sentence_length=16 * _CHUNK_CHARACTERS,
-        num_threads=_THREADS, minloglevel=2,
+        bos_id=-1, eos_id=-1, control_symbols=control, add_dummy_prefix=False, num_threads=_THREADS, minloglevel=2,
+        max_sentence_length=16 * _CHUNK_CHARACTERS,
     )  # fmt: skip
     processor = sentencepiece.SentencePieceProcessor(model_proto=file.getvalue())
     pieces = [(processor.id_to_piece(index), processor.get_score(index)) for index in range(processor.get_piece_size())]

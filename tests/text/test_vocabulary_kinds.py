@@ -74,9 +74,10 @@ def test_options_that_contradict(options, message):
         VocabularyOptions(**options)
 
 
-def test_words_with_the_mark_of_the_unigram_trainer_are_skipped():
+def test_words_are_split_at_the_mark_of_the_unigram_trainer():
     tokenizer = train_vocabulary(["a▅b the ship"] * 20, VocabularyOptions(kind="unigram", size=30))
-    assert not {"a", "▅"} & {*tokenizer.vocab}
+    assert {"a", "b"} < {*tokenizer.vocab}
+    assert "▅" not in tokenizer.vocab
     with pytest.raises(InputError, match="input: the corpus has no words"):
         train_vocabulary(["▅ ▅"] * 3, VocabularyOptions(kind="unigram", size=30))
 
@@ -86,6 +87,14 @@ def test_long_lines_without_spaces_are_used_whole():
     line = "".join(rng.choice("กขคงจ") for _ in range(30_000)) + "ฮ" * 40
     tokenizer = train_vocabulary([line], VocabularyOptions(kind="unigram", size=60))
     assert any("ฮ" in piece for piece in tokenizer.vocab)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_a_rare_character_leaves_the_rest_of_a_line_without_spaces(kind):
+    line = "กขคง" * 500 + "ฮ" + "งคขก" * 500
+    tokenizer = train_vocabulary([line], VocabularyOptions(kind=kind, size=40, character_coverage=0.999))
+    assert {*"กขคง"} < {*tokenizer.vocab}
+    assert "ฮ" not in tokenizer.vocab
 
 
 PROGRAM = """
