@@ -3,14 +3,11 @@
 import logging
 
 import pytest
-from support import helpers
 from support.preparing import run
 
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.preparation import pipeline as preparing_module
 from bert_jax.data.preparation import shards
-from bert_jax.errors import InputError
 
 KNOWN = "the ship sees the old sailor near a wave ."  # 10 tokens
 
@@ -62,19 +59,3 @@ def test_many_unknown_words_are_refused_before_the_second_pass(
     assert command("--allow_unk", 0.45) == 0
     allowed = PreparedDataset(str(tmp_path / "data")).info
     assert "allow_unk" not in allowed.options
-
-
-def test_pretrain_warns_of_such_a_dataset_at_its_start(tokenizer, tmp_path, caplog):
-    from bert_jax.training.pretrain import pretrain
-
-    options = preparing_module.PrepareOptions(seq_len=64, sentences="lines")
-    for name, unknown in (("bad", 300), ("good", 100)):
-        path = corpus(tmp_path / f"{name}.txt", unknown)
-        preparing_module.prepare([path], tokenizer, str(tmp_path / name), options, allow_unk=1.0)
-        caplog.clear()
-        (tmp_path / "file").touch()
-        with caplog.at_level(logging.WARNING), pytest.raises(InputError, match="is a file"):
-            pretrain(helpers.small_config(tmp_path / name), str(tmp_path / "file"))
-        found = [record.getMessage() for record in caplog.records if "[UNK]" in record.getMessage()]
-        assert len(found) == (name == "bad")
-        assert all(str(tmp_path / "bad") in line for line in found)
