@@ -55,7 +55,7 @@ def predict(
     Writes: FILE, one JSON object a line
 
     Args:
-      input: a file in the format of the training file, labels ignored; a tagger also reads one sentence per line
+      input: a file in the format of the training file, labels ignored; a tagger also reads a table of texts
       output: JSON lines with id, prediction and scores; a table if it ends in .csv or .tsv
       with_text: write the texts of each row, too
       text: one or two text columns; default: those of the training file

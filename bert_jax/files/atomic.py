@@ -61,7 +61,8 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
                 shutil.copyfileobj(file, uploaded, 1 << 20)
         return
     if os.fspath(path).startswith("/dev/") or (os.path.exists(path) and not os.path.isfile(path)):
-        with store_errors(path), open(path, "ab") as device:
+        # A file opened again would have an offset of its own, and what is printed would overwrite its rows.
+        with store_errors(path), open(os.dup(1) if os.fspath(path) == "/dev/stdout" else path, "ab") as device:
             yield device
         return
     final = Path(os.path.realpath(path))  # a symbolic link is kept

@@ -117,6 +117,12 @@ def test_pipes_and_symbolic_links_are_written_through(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe"]
 
 
+def test_what_is_printed_follows_the_rows_of_a_redirected_stdout(capfd):
+    atomic.write_whole("/dev/stdout", b"rows\n")
+    os.write(1, b"{}\n")
+    assert capfd.readouterr().out == "rows\n{}\n"
+
+
 @pytest.mark.parametrize("where", ["local", "remote"])
 def test_folders_are_published_whole(where: str, store, tmp_path: Path):
     folder = FOLDER if where == "remote" else epath.Path(tmp_path / "output")

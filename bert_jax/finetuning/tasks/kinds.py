@@ -53,7 +53,7 @@ def read_task(config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[Task, Split
     return task, training, [
         read_split(
             task, split, path, bad_rows, tokenizer, split=split,
-            labels=task.test_labels if split.startswith("test") else "required",
+            labels="required" if split.startswith("dev") else task.test_labels,
         )
         for split, path in files.items()
     ]  # fmt: skip

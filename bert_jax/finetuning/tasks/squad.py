@@ -339,7 +339,10 @@ class SquadTask(Task):
             raise InputError(f"text={' '.join(columns)}: SQuAD has fixed keys; omit it")
         questions = read_questions(path, bad_rows, training=split == "train")
         if split == "train":
-            return [question for question in questions if self.is_labelled(question)]
+            answered = [question for question in questions if self.is_labelled(question)]
+            if not answered:
+                raise InputError(f"{path}: no question has an answer; expected one, or config=finetune/squad:2.0")
+            return answered
         unanswered = [question.id for question in questions if not self.is_labelled(question)]
         if labels == "required" and unanswered:
             raise InputError(

@@ -193,6 +193,7 @@ class TextTask(Task):
     def _parse_class(self, value: str | float) -> str:
         """Returns the class that is a label; 1 and 1.0 are one class."""
         label = re.sub(r"^(-?\d+)\.0$", r"\1", value if isinstance(value, str) else json.dumps(value))
+        label = f"{label}.0" if f"{label}.0" in self.classes and label not in self.classes else label
         if self.classes and label not in self.classes:
             raise BadLabel(f"unknown label {label!r:.60}; expected one of {list(self.classes)!s:.300}")
         return label

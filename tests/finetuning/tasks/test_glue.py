@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 from etils import epath
 
+from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning.batches import EncodedExamples
 from bert_jax.finetuning.task import BadRows, Split
+from bert_jax.finetuning.tasks.kinds import read_task
 from bert_jax.finetuning.tasks.text import TASKS, GlueTask, TextExample
+from bert_jax.text.tokenizer import Tokenizer
 
 MNLI = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\tsentence2_parse"
@@ -113,12 +116,15 @@ def test_examples_without_agreement_are_skipped_in_evaluation(tmp_path: Path):
     assert len(read(tmp_path, "mnli", "train", BadRows(strict_labels=True))) == 1
 
 
-def test_diagnostic_set_has_a_folder_of_its_own(tmp_path: Path):
+def test_diagnostic_set_has_a_folder_of_its_own_and_no_labels(tmp_path: Path, tokenizer: Tokenizer):
     for name in ("diagnostic", "MNLI"):
         (tmp_path / name).mkdir()
     (tmp_path / "diagnostic" / "diagnostic.tsv").write_text(LAYOUTS["mnli", "diagnostic"][1])
+    (tmp_path / "MNLI" / "train.tsv").write_text(LAYOUTS["mnli", "train"][1])
     for folder in (tmp_path, tmp_path / "MNLI"):
-        assert len(read(folder, "mnli", "diagnostic")) == 1
+        config = load_config("finetune/glue:mnli", [("data.path", str(folder))], kind=FinetuneConfig)
+        _, _, (split,) = read_task(config, tokenizer)
+        assert (split.name, len(split.examples), split.is_labelled) == ("diagnostic", 1, False)
 
 
 def test_unusable_files_and_unknown_names_are_refused(tmp_path: Path):

@@ -11,6 +11,7 @@ from support.squad_examples import entry, write
 
 from bert_jax.errors import InputError
 from bert_jax.finetuning.task import BadRows
+from bert_jax.finetuning.tasks.squad import SquadTask
 from bert_jax.finetuning.tasks.squad_files import (
     Answer,
     Question,
@@ -100,6 +101,12 @@ def test_no_question_is_left_out_of_a_score_because_of_its_answers(tmp_path: Pat
     path = write(tmp_path / "dev.json", CONTEXT, entry("nowhere", "old tree", 4), entry("none", None), both, hidden)
     answers = [question.answers for question in read(path, training=False)]
     assert answers == [(Answer("old tree", None),), (), (Answer("fox", 8),), ()]
+
+
+def test_a_training_file_without_an_answer_is_refused(tmp_path: Path):
+    path = write(tmp_path / "none.json", CONTEXT, entry("a", None, is_impossible=True))
+    with pytest.raises(InputError, match=r"none\.json: no question has an answer"):
+        SquadTask().read(str(path), BadRows(), split="train")
 
 
 def test_the_first_of_several_answers_is_learned(tmp_path: Path):

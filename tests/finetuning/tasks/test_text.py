@@ -85,6 +85,13 @@ def test_labels_that_training_did_not_have_are_bad(tmp_path: Path):
             read(path, task, BadRows(**{strict: True}))
 
 
+@pytest.mark.parametrize("classes", [("0", "1"), ("0.0", "1.0"), ("1.0", "0")])
+def test_whole_numbers_are_the_classes_of_a_model(tmp_path: Path, classes: tuple[str, ...]):
+    rows = "\n".join(json.dumps({"text": "a", "label": label}) for label in (0, 1.0, "0.0", "1"))
+    found = [example.label for example in read(write(tmp_path / "a.jsonl", rows), TextTask(classes=classes))]
+    assert sorted(found, key=float) == sorted([*classes, *classes], key=float)
+
+
 def test_labels_are_ignored_in_texts_to_predict(tmp_path: Path):
     path = write(tmp_path / "a.tsv", "text\tlabel\na\t?\nb\t\n")
     assert read(path, TextTask(classes=("x", "y")), labels="ignored") == [TextExample("1", "a"), TextExample("2", "b")]
