@@ -1,6 +1,6 @@
 """Provenance records: the software, command, inputs and devices that made a folder.
 
-`provenance.json` is in a dataset, a workdir, an export and the workdir of a study:
+`provenance.json` is in a dataset, a workdir of a run and an export:
 
     {"format_version": 1, "runs": [ENTRY, ...]}
 

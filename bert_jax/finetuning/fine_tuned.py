@@ -112,7 +112,7 @@ def evaluate_finetuned(found: Checkpoint, data: str, *, batch_size: int = 64, ba
 
     Raises:
       InputError: the checkpoint is not fine-tuned, a file cannot be read or does not have the task's format, or a label
-        is missing or unknown to the model.
+        is missing or unknown to the model. (Entities of a type that training did not have count as missed.)
     """
     check_batch_size(batch_size)
     task, bad_rows = task_of(found), BadRows(strict_labels=True)
