@@ -110,10 +110,11 @@ def render(report: dict[str, Any]) -> str:
     ]
     lines += ["", *render_text(report["text"])]
     for name, split in report["splits"].items():
-        random_next = f"{split['random_next_share']:.1%} with a random second segment"
+        has_pairs = report["pairs"] == "nsp"
+        random_next = f", {split['random_next_share']:.1%} with a random second segment" if has_pairs else ""
         lines += [
             "",
-            f"{name}: {split['instances']:,} instances, {random_next}; shards: {split['shards']:,}",
+            f"{name}: {split['instances']:,} instances{random_next}; shards: {split['shards']:,}",
             f"  {split['documents']:,} documents, {split['sentences']:,} sentences, {split['tokens']:,} tokens",
             f"  {split['mean_length']:.1f} tokens per sequence; padding {split['padding_share']:.1%}, "
             f"{split['packed_padding_share']:.1%} if packed",

@@ -155,10 +155,13 @@ def _split_at_others(words: Mapping[str, int], covered: set[str]) -> dict[str, i
 
 
 def _train_unigram(words: Mapping[str, int], size: int) -> models.Model:
-    """Returns the Unigram model of counted words, or of a sample of them."""
+    """Returns the Unigram model of counted words, or of the most frequent ones, with a sample of those as rare."""
     sample = list(words)
-    if (total := sum(len(word.encode()) for word in sample)) > _SAMPLE_BYTES:
-        sample = random.Random(0).sample(sample, len(sample) * _SAMPLE_BYTES // total)
+    if sum(len(word.encode()) for word in sample) > _SAMPLE_BYTES:
+        random.Random(0).shuffle(sample)
+        sample.sort(key=words.__getitem__, reverse=True)
+        ends = itertools.accumulate(len(word.encode()) for word in sample)
+        sample = [word for word, end in zip(sample, ends, strict=True) if end <= _SAMPLE_BYTES]
         log.info("Training on a sample of %s of %s distinct words", f"{len(sample):,}", f"{len(words):,}")
     pad, unk, *control = SPECIAL_TOKENS
     file = io.BytesIO()

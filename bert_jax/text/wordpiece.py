@@ -38,7 +38,7 @@ def wordpiece_tokenizer(
         raise InputError(f"the vocabulary lacks special tokens: {' '.join(missing)}; add a line for each")
     if len(ids) < len(vocab):
         duplicate = next(piece for index, piece in enumerate(vocab) if ids[piece] != index)
-        raise InputError(f"the vocabulary has duplicate pieces {duplicate!r}; keep one of them")
+        raise InputError(f"the vocabulary has two pieces {duplicate!r}; rename one, as [unused1]: other ids stay")
     if bad := [piece for piece in vocab if not piece or "\n" in piece or "\r" in piece]:
         raise InputError(f"the vocabulary has an invalid piece {bad[0]!r}; expected text on one line")
     model = models.WordPiece(

@@ -19,7 +19,8 @@ def test_report_has_the_share_of_unknown_tokens(tmp_path: Path, vocabulary_file:
     from support import helpers
 
     (tmp_path / "text.txt").write_text("the ship Ω sees a wave near .\n\n" * 40)
-    helpers.prepare_dataset(tmp_path / "text.txt", vocabulary_file, tmp_path / "data", eval_fraction=0.0)
+    helpers.prepare_dataset(tmp_path / "text.txt", vocabulary_file, tmp_path / "data", eval_fraction=0.0, pairs="none")
+    assert "random" not in render(inspect_dataset(str(tmp_path / "data")))
     assert inspect_dataset(str(tmp_path / "data"))["unk_rate"] == pytest.approx(1 / 8)
     assert "[UNK] 12.500% of tokens" in render(inspect_dataset(str(tmp_path / "data")))
 

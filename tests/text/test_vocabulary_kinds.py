@@ -28,6 +28,14 @@ def test_the_vocabulary_does_not_depend_on_the_order_of_documents(kind, limit, c
     assert ("a sample of" in caplog.text) is (limit == 200)
 
 
+def test_a_sample_for_unigram_has_the_most_frequent_words(monkeypatch):
+    monkeypatch.setattr(vocabulary_training, "_SAMPLE_BYTES", 300)
+    rare = [" ".join(f"{letter}{other}" for other in "abcdefghij") for letter in "abcdefghij"]
+    frequent = ["zebra quilt"] * 50
+    pieces = train_vocabulary([*rare, *frequent], VocabularyOptions(kind="unigram", size=60)).vocab
+    assert {"▁zebra", "▁quilt"} <= {*pieces}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_small_text_gives_fewer_pieces_and_says_so(kind, caplog):
     tokenizer = train_vocabulary(["a b c"] * 3, VocabularyOptions(kind=kind, size=500))

@@ -72,7 +72,7 @@ def test_only_a_newline_ends_a_line_of_a_vocabulary(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n[UNK]\n", r"vocab\.txt: .*'\[UNK\]'"),
+        ("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n[UNK]\n", r"vocab\.txt: .*'\[UNK\]'; rename one"),
         ("[PAD]\n[UNK]\n\n[CLS]\n[SEP]\n[MASK]\n", r"vocab\.txt: .*''"),
         ("[PAD]\n[UNK]\n[CLS]\na\n", r"vocab\.txt: .*\[SEP\].*\[MASK\]"),
         ("", r"vocab\.txt: .*\[PAD\]"),

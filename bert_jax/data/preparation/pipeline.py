@@ -79,6 +79,8 @@ def prepare(
     folder = atomic.new_folder(output)
     if workers < 1:
         raise InputError(f"workers={workers}: must be at least 1")
+    if not 0 <= allow_unk <= 1:
+        raise InputError(f"allow_unk={allow_unk}: must be a share from 0 to 1")
     temporary = None if scratch is None else os.fspath(remote.parse_path(scratch))
     streams = list(filter(is_stream, inputs))
     _check_runner(runner, beam_options)
