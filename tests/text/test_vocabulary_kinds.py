@@ -29,11 +29,10 @@ def test_the_vocabulary_does_not_depend_on_the_order_of_documents(kind, limit, c
 
 
 def test_a_sample_for_unigram_has_the_most_frequent_words(monkeypatch):
-    monkeypatch.setattr(vocabulary_training, "_SAMPLE_BYTES", 300)
+    monkeypatch.setattr(vocabulary_training, "_SAMPLE_BYTES", 100)
     rare = [" ".join(f"{letter}{other}" for other in "abcdefghij") for letter in "abcdefghij"]
-    frequent = ["zebra quilt"] * 50
-    pieces = train_vocabulary([*rare, *frequent], VocabularyOptions(kind="unigram", size=60)).vocab
-    assert {"▁zebra", "▁quilt"} <= {*pieces}
+    pieces = train_vocabulary([*rare, *["zebra zebras"] * 50], VocabularyOptions(kind="unigram", size=60)).vocab
+    assert "▁zebra" in pieces
 
 
 @pytest.mark.parametrize("kind", KINDS)
