@@ -84,8 +84,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except Exception as error:
         if message := _disk_error(error):
             return _fail(options.command, f"{message}; free space, or check disk and limits, and run it again", 1)
-        if isinstance(error, OSError) and error.filename:
-            return _fail(options.command, str(error), 2)
+        if isinstance(error, OSError) and (error.filename or error.errno == errno.ENOENT):
+            message = str(error) if error.filename else "the working folder was deleted; change to another"
+            return _fail(options.command, message, 2)
         traceback.print_exc()
         return 1
 

@@ -299,6 +299,13 @@ def test_closed_streams_end_no_run(tmp_path: Path):
     assert (done.returncode, "/\\xe9.json" in done.stdout) == (0, True), done.stderr
 
 
+def test_a_deleted_working_folder_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    fails_with_one_line(["evaluate", "--checkpoint=a", "--data=b"], capsys, "the working folder was deleted")
+
+
 def test_bad_checkpoints(dataset_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     fails_with_one_line(
         ["evaluate", "--checkpoint", tmp_path / "none", "--data", dataset_dir], capsys, str(tmp_path / "none")

@@ -65,10 +65,11 @@ _PRE_TRAINED = [name for name, architecture in ARCHITECTURES.items() if not arch
 def named_architecture(path: epath.Path, values: Mapping[str, Any]) -> str | None:
     """Returns the model class that `config.json` names; None if it names none.
 
-    Raises InputError for a model that is not BERT, and an unsupported class. The weights of a variant do not match.
+    Raises InputError for a model that is not BERT, and an unsupported class. Other variants have other weights.
     """
-    if (kind := values.get("model_type", "bert")) != "bert":
-        raise InputError(f"{path}: model_type={kind!r:.60}: expected bert")
+    for name, expected in (("model_type", "bert"), ("position_embedding_type", "absolute")):
+        if (value := values.get(name, expected)) not in (expected, None):
+            raise InputError(f"{path}: {name}={value!r:.60}: expected {expected}")
     named = values.get("architectures")
     if named in (None, []):
         return None

@@ -115,6 +115,7 @@ def test_a_next_sentence_head_needs_a_pooler(folder: Path):
         ),
         ({"architectures": ["BertForQuestionAnswering"]}, "BertForQuestionAnswering"),
         ({"architectures": ["BertForSomethingNew"]}, "BertForSomethingNew"),
+        ({"position_embedding_type": "relative_key"}, "relative_key"),
         ({"hidden_act": "swish"}, "swish"),
         ({"num_attention_heads": 5}, "num_attention_heads"),
         ({"hidden_size": "large"}, "hidden_size"),
