@@ -18,6 +18,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from bert_jax.config_keys import FinetuneConfig
+from bert_jax.data.hashing import key_from
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.files.atomic import read_json, write_json
@@ -91,6 +92,11 @@ def _finetune(run: Run, config: FinetuneConfig, needs_scores: bool) -> dict[str,
         latest, setup.spec.abstract,
         setup.spec.make if config.from_scratch else functools.partial(initialize_from, setup.before, setup.spec),
     )  # fmt: skip
+    if position.get("evaluations", {}).get("scored", setup.scored) != setup.scored:
+        raise InputError(
+            "keep_best=True: the epochs so far were scored by other examples; restore the old file, or choose another "
+            "workdir"
+        )
     best.scores += map(tuple, position.get("evaluations", {}).get("scores", ()))
     files = {split: path for split in ("train", "dev", "test") if (path := getattr(config.task, split))}
     described = {"name": task.name, "path": config.data.path, "files": files, "hash": order.hash}
@@ -137,6 +143,12 @@ class _Setup:
     spec: StateSpec
     train_step: TrainStep
     predictor: Predictor
+
+    @functools.cached_property
+    def scored(self) -> str:
+        """A hash of the examples and labels whose scores choose the best step."""
+        examples = next((split.examples for split in self.splits if split.is_labelled), ())
+        return f"{key_from(*examples):016x}"
 
 
 def _set_up(config: FinetuneConfig, mesh: Mesh, needs_scores: bool) -> _Setup:
@@ -236,7 +248,7 @@ def _train(
         run.checkpointer.description["task"] = _record(setup, task if step == tuned_at else setup.task)
         position = {"datasets": [order.hash], "unlogged": log_metrics.unlogged()}
         if config.keep_best:
-            position["evaluations"] = {"best_step": best.best, "scores": best.scores}
+            position["evaluations"] = {"best_step": best.best, "scores": best.scores, "scored": setup.scored}
         run.save(step, state, setup.model, position)
 
     evaluation = Evaluate(evaluate, every=order.steps_an_epoch, is_enough=best.ends_training)

@@ -141,3 +141,19 @@ def test_settings_without_effect_are_refused(
     with pytest.raises(InputError, match=key):
         finetune(config_of(checkpoint, folder, **overrides), str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+def test_scores_of_another_dev_file_do_not_choose_the_epoch(
+    stopped: Path, checkpoint: Path, folder: Path, tmp_path: Path
+):  # fmt: skip
+    workdir = Path(shutil.copytree(stopped, tmp_path / "run"))
+    config = config_of(checkpoint, folder, early_stopping__patience=PATIENCE)
+    dev = (folder / "dev.csv").read_text()
+    (folder / "dev.csv").write_text("\n".join(["text,label", *DEV[:-1], "the moon .,night"]) + "\n")
+    try:
+        with pytest.raises(InputError, match=r"keep_best=True: .*other examples;"):
+            finetune(config, str(workdir))
+    finally:
+        (folder / "dev.csv").write_text(dev)
+    assert (workdir / "result.json").read_bytes() == (stopped / "result.json").read_bytes()
+    finetune(config, str(workdir))
