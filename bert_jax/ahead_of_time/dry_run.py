@@ -76,7 +76,8 @@ def plan_run(
     keys = config.checkpoint
     every = range(0, config.total_steps + 1, keys.milestone_every_steps or config.total_steps + 1)
     milestones = {*keys.milestones, *(every if keys.milestone_every_steps else ())}
-    kept = len(milestones) + keys.keep
+    regular = {*range(0, config.total_steps + 1, keys.every_steps), *(phase["last_step"] for phase in phases)} - {0}
+    kept = len({*sorted(regular | milestones)[-keys.keep :], *milestones})
     peak, start = peak_flops(kind), resumed or 0
     left = sum(
         phase["model_flops_per_step"] * max(0, phase["last_step"] - max(start, phase["first_step"] - 1))
