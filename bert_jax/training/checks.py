@@ -133,8 +133,8 @@ def check_mixture(config: PretrainConfig, datasets: Sequence[PreparedDataset]) -
     weights = () if isinstance(config.data.weights, str) else config.data.weights
     if weights and len(weights) != len(datasets):
         raise InputError(f"data.weights={weights}: expected {len(datasets)} weights, one for each dataset in data.path")
-    if not all(0 < weight < math.inf for weight in weights):
-        raise InputError(f"data.weights={weights}: must be numbers above 0")
+    if not all(0 < weight < math.inf and weight > 1e-6 * max(weights) for weight in weights):
+        raise InputError(f"data.weights={weights}: must be above 0, and above 1e-6 times the largest")
     wanted = datasets[0].info.seq_len if config.data.seq_len == -1 else config.data.seq_len
     for dataset in datasets:
         if dataset.info.seq_len != wanted:

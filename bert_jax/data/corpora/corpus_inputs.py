@@ -100,7 +100,7 @@ def _raise(error: OSError) -> None:
 
 
 def _local_files(top: str) -> Iterator[str]:
-    """Yields a file, or all files below a folder, through links to other folders, each real folder once."""
+    """Yields a file, or all files but pipes below a folder, through links to other folders, each real folder once."""
     if not os.path.isdir(top):
         yield top
     read: set[str] = set()
@@ -108,7 +108,8 @@ def _local_files(top: str) -> Iterator[str]:
         is_new = (real := os.path.realpath(folder)) not in read
         read.add(real)
         below[:] = sorted(name for name in below if is_new and not name.startswith("."))
-        yield from (os.path.join(folder, name) for name in names if is_new and not name.startswith("."))
+        files = [os.path.join(folder, name) for name in names if is_new and not name.startswith(".")]
+        yield from (file for file in files if not is_stream(file))
 
 
 def _remote_files(name: str) -> list[str]:

@@ -65,6 +65,12 @@ def test_the_vocabulary_of_the_command_is_no_input(write):
         plan(["words.txt"], CorpusOptions(), vocabulary="words.txt")
 
 
+def test_a_pipe_in_a_folder_is_no_input(write):
+    write("c/a.txt")
+    os.mkfifo("c/pipe")
+    assert expand(["c"]) == ["c/a.txt"]
+
+
 @pytest.mark.timeout(20)
 def test_links_that_lead_back_up_are_followed_once(write, tmp_path):
     write("c/a.txt", "c/d/b.txt", "elsewhere/e.txt")
