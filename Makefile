@@ -24,7 +24,7 @@ quickstart: $(VENV)/.installed
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/quickstart.sh quickstart
 
 test: $(VENV)/.installed-dev
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 test-long: $(VENV)/.installed-dev
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n auto --dist loadscope -m long --timeout=1800

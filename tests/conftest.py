@@ -27,6 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--strict_devices", action="store_true", help="run on devices as strict as TPUs and GPUs")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Runs runs and processes first: they wait for each other, and a worker that ends with one leaves others idle."""
+    items.sort(key=lambda item: item.path.parent.name not in ("training", "runtime") and "device" not in item.path.name)
+
+
 def pytest_collection_finish() -> None:
     """Enables the garbage collector for tests, but not for the imports and tests that live to the end of the run."""
     gc.freeze()

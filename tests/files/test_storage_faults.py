@@ -52,13 +52,8 @@ def test_a_read_that_fails_is_one_line_with_the_file(run, corpus_file: Path, tmp
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        pytest.param("train-lengths", id="at the start", marks=pytest.mark.long),
-        pytest.param("train-00000", id="in a step"),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("part", ["train-lengths", "train-00000"], ids=["at the start", "in a step"])
 def test_a_read_that_hangs_for_good_ends_the_run(part: str, run, dataset_dir: Path, tmp_path: Path):
     """The server of the files is gone: with `stall_exit` the run ends, says where it was, and resumes later."""
     words = ["pretrain", "--config=bert_tiny", *helpers.flags({**TRAINING, "data.path": dataset_dir})]
@@ -75,7 +70,8 @@ def test_a_read_that_hangs_for_good_ends_the_run(part: str, run, dataset_dir: Pa
 # --- Several processes -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [0, 1])
 def test_a_save_that_fails_in_one_process_of_two_ends_both(
     number: int, library: Path, dataset_dir: Path, tmp_path: Path
 ):
