@@ -97,7 +97,7 @@ def test_a_signal_before_the_first_step_ends_the_run(dataset_dir: Path, tmp_path
     log = []
     for line in process.stderr:
         log.append(line)
-        if "Initializing the parameters" in line:
+        if "Opening the datasets" in line:
             process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=120) == 75, log
     assert "SIGTERM: stopped before step 1; rerun the same command" in log[-1]
