@@ -31,7 +31,7 @@ from bert_jax.parallel.mesh import abstract_batch, batch_mesh_axes, fill_in_accu
 from bert_jax.parallel.sharding import make_forward_step, parameter_shardings
 from bert_jax.sections import flatten
 from bert_jax.training import phases
-from bert_jax.training.evaluation import make_eval_step
+from bert_jax.training.evaluation import SAMPLE_FILLS, SAMPLE_MASKS, make_eval_step, make_samples_step
 from bert_jax.training.objectives import make_objective
 from bert_jax.training.phases import Plan
 from bert_jax.training.pretrain import plan_step
@@ -103,6 +103,9 @@ def programs(
         "pretrain: evaluation": lambda: evaluation(
             mesh, config.global_batch_size // config.gradient_accumulation, config.data.max_predictions, evaluate,
             "unigram_nats",
+        ),
+        "pretrain: samples": lambda: evaluation(
+            mesh, everywhere.size, SAMPLE_MASKS, functools.partial(make_samples_step, top=SAMPLE_FILLS)
         ),
         "evaluate": lambda: evaluation(
             everywhere, rows, config.data.max_predictions, evaluate, "unigram_nats"

@@ -65,7 +65,8 @@ def pretrain(
 
     Examples:
       bert-jax pretrain --config=bert_base --workdir=runs/base --config.data.path=data
-      bert-jax pretrain --config=bert_tiny --workdir=runs/tiny --config.data.path=data --config.mesh.fsdp=4
+      bert-jax pretrain --config=bert_tiny --workdir=runs/try --config.data.path=data --config.total_steps=40
+        --config.optimizer.warmup_steps=4
       bert-jax pretrain --config=bert_base --config.data.path=data --dry_run --device=v5e --devices=8
       bert-jax pretrain --config=continue --workdir=runs/domain --config.init=imported --config.data.path=data
     """
@@ -171,11 +172,11 @@ def compile(
 def report(workdir: Sequence[Annotated[str, Option("RUN")]], /, output: File) -> Result:
     """Reports on one run, or on several side by side: curves, scores, configs.
 
-    Reads: the metrics of workdirs
+    Reads: the metrics of workdirs, and files of compile --json
     Writes: FILE, a page
 
     Args:
-      workdir: a workdir of pretrain, finetune or study, or a folder of workdirs
+      workdir: a workdir of pretrain, finetune or study, a folder of workdirs, or a .json of compile --json
       output: a .html, which works offline
 
     Examples:

@@ -341,6 +341,8 @@ def check_config(config: FinetuneConfig) -> None:
         raise InputError(f"task.kind={config.task.kind}: must be one of {', '.join(KINDS)}")
     if config.early_stopping.patience and not config.keep_best:
         raise InputError(f"early_stopping.patience={config.early_stopping.patience}: requires keep_best=True")
+    if config.head.bilstm_layers > 1 and not config.head.bilstm:
+        raise InputError(f"head.bilstm_layers={config.head.bilstm_layers}: requires a BiLSTM; set head.bilstm=768")
     if not config.init:
         raise InputError("init=: expected the checkpoint to start from, such as init=runs/base")
 

@@ -127,7 +127,8 @@ def _train(words: Mapping[str, int], options: VocabularyOptions) -> models.Model
             words = _split_at_others(words, covered)
         alphabet = {character for word in words for character in word}
     if not any(word.strip(_WHITE_SPACE) for word in words):
-        raise InputError("input: the corpus has no words to train on; pass --kind unigram for text without spaces")
+        fix = ", or pass --kind unigram for text without spaces" if is_wordpiece else ""
+        raise InputError(f"input: the corpus has no words to train on; check its files{fix}")
     continuations = sorted({c for word in words for c in word[1:]}) if is_wordpiece else []
     needed = len(SPECIAL_TOKENS) + len(alphabet) + len(continuations)
     if options.size < needed:

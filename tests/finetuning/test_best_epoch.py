@@ -131,6 +131,7 @@ def test_resumed_run_knows_the_best_epoch_and_counts_on(
     [
         ({"keep_best": False, "early_stopping__patience": 1}, r"early_stopping\.patience=1: .*keep_best=True"),
         ({"early_stopping__patience": -1}, r"early_stopping\.patience=-1"),
+        ({"head__bilstm_layers": 2}, r"head\.bilstm_layers=2: .*head\.bilstm=768"),
         ({"task__dev": ""}, r"keep_best=True: .*task\.dev"),
         ({"task__main_metric": "f2"}, r"task\.main_metric=f2: .*accuracy, f1, f1_macro"),
     ],
