@@ -292,13 +292,6 @@ class FinetuneModelKeys(ModelKeys):
 
 
 @dataclass(frozen=True)
-class EarlyStoppingKeys(Section):
-    """Early stopping, which requires keep_best. The learning rate is that of num_epochs."""
-
-    patience: NotNegative = 0  # Epochs without improvement, after which training ends; 0: any number.
-
-
-@dataclass(frozen=True)
 class FinetuneDataKeys(DataKeys):
     """The task's files and their batches."""
 
@@ -315,10 +308,6 @@ class TaskKeys(Section):
 
     kind: str = "text"  # glue, text, squad, choice or ner.
     name: str = ""  # glue: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte or wnli.
-    # The metric that a search, keep_best and early_stopping compare, such as f1_macro; "": the task's own.
-    main_metric: str = ""
-    # glue, text and ner: weights of the classes in the loss: balanced, or "": all 1.0.
-    class_weights: Literal["", "balanced"] = ""
     # Tokens; longer texts are truncated. [CLS], a token of each text and [SEP] need 4.
     max_seq_len: Annotated[int, Must("at least 4", lambda x: x >= 4)] = 128
     # The file to train on, in data.path; "": its usual name. text has no usual name: set a .csv, .tsv or .jsonl file.
@@ -388,10 +377,6 @@ class FinetuneConfig(RunConfig):
     gradient_accumulation: Positive = 1  # Microbatches per step.
     log_every_steps: Positive = 50  # Steps between logged rows of metrics.
     eval_batch_size: Positive = 64  # Examples, over all devices.
-    # True: the result is the epoch with the best task.main_metric on the first scored split, of equals the earliest;
-    # its checkpoint is kept beside the newest. False: the last epoch, as in the paper.
-    keep_best: bool = False
-    early_stopping: EarlyStoppingKeys = EarlyStoppingKeys()
     model: FinetuneModelKeys = FinetuneModelKeys()
     data: FinetuneDataKeys = FinetuneDataKeys()
     task: TaskKeys = TaskKeys()

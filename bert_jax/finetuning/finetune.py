@@ -67,8 +67,8 @@ def finetune(
     """Fine-tunes a checkpoint in `workdir`, resuming from the newest checkpoint there, if any.
 
     At the end it scores the labelled splits and writes `WORKDIR/result.json`. Predictions for every split but the
-    training split go to `WORKDIR/predictions`. Both are of the last step, or with `keep_best` of the best epoch's.
-    With `search.learning_rates` or `search.seeds` it makes a run of each, see `search`.
+    training split go to `WORKDIR/predictions`. With `search.learning_rates` or `search.seeds` it makes a run of each,
+    see `search`.
 
     Returns the official metrics of each labelled split, by split name; the summary of a search.
 

@@ -1,10 +1,9 @@
-"""Scores of a fine-tuning run: metrics, the best step, and `result.json`.
+"""Scores of a fine-tuning run: metrics, and `result.json`.
 
 Metrics equal those of scikit-learn and SciPy. Where those are undefined - no example, a single class, constant scores -
 the metric is 0.0.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -95,61 +94,6 @@ def _ranks(values: np.ndarray) -> np.ndarray:
     return (last - (counts - 1) / 2)[numbers]
 
 
-# --- The best step ----------------------------------------------------------------------------------------------------
-
-
-class BestStep:
-    """Scores of a run's evaluations, of which higher is better; the best step; and whether training is to end.
-
-    Without `keep_best` there is no best step, and nothing ends early.
-    """
-
-    def __init__(self, *, keep_best: bool, patience: int = 0):
-        """Starts without scores.
-
-        Args:
-          keep_best: choose the best step.
-          patience: evaluations without improvement that end the training; 0 for any number.
-        """
-        self._keep_best, self._patience = keep_best, patience
-        self.scores: list[tuple[int, float | None]] = []  # by step; None is not finite, and never the best
-
-    def add(self, step: int, score: float) -> None:
-        """Adds the score of the evaluation after `step`, in the order of steps."""
-        self.scores.append((step, score if math.isfinite(score) else None))
-
-    @property
-    def best(self) -> int | None:
-        """The step with the best score, the earliest of equals; None if there is none."""
-        finite = [(score, step) for step, score in self.scores if score is not None]
-        return max(finite, key=lambda pair: pair[0])[1] if self._keep_best and finite else None
-
-    def without_improvement(self) -> int:
-        """Counts the latest evaluations without improvement."""
-        steps = [step for step, _ in self.scores]
-        return len(steps) - (steps.index(self.best) + 1 if self.best is not None else 0)
-
-    def ends_training(self) -> bool:
-        """Returns whether `patience` evaluations have not improved the score."""
-        return self._keep_best and 0 < self._patience <= self.without_improvement()
-
-    def describe(self, last: int, steps_an_epoch: int, total_steps: int) -> dict[str, Any]:
-        """Returns the keys of `result.json` of a run with `keep_best` that ended after step `last`; {} without it.
-
-        `best` has `epoch`, `step` and `score`, the main metric on the first scored split; None if no score was finite.
-        `last` has `epoch` and `step` of the end of the training, and `stopped_early` tells if it was before
-        `total_steps`.
-        """
-        if not self._keep_best:
-            return {}
-        step, score = self.best, dict(self.scores).get(self.best or -1)
-        return {
-            "best": step and {"epoch": step // steps_an_epoch, "step": step, "score": score},
-            "last": {"epoch": last // steps_an_epoch, "step": last},
-            "stopped_early": last < total_steps,
-        }  # fmt: skip
-
-
 # --- Results ----------------------------------------------------------------------------------------------------------
 
 
@@ -166,7 +110,7 @@ def describe_result(
         for split in splits if split.name in scores
     }  # fmt: skip
     return {
-        "format_version": RESULT_VERSION, "task": task.name, "main_metric": task.main_metric, "step": step,
+        "format_version": RESULT_VERSION, "task": task.name, "main_metric": task.metrics[0], "step": step,
         "scores": dict(scores), "rows": rows,
     }  # fmt: skip
 

@@ -11,20 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from jax.sharding import Mesh
 
 from bert_jax.config_keys import FinetuneConfig
-from bert_jax.data.hashing import key_from
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.files.atomic import read_json, write_json
 from bert_jax.finetuning.batches import BatchOrder, Predictor, check_segments
-from bert_jax.finetuning.losses import balanced_weights, task_objective
-from bert_jax.finetuning.results import PREDICTIONS, RESULT_FILE, BestStep, describe_result
+from bert_jax.finetuning.losses import task_objective
+from bert_jax.finetuning.results import PREDICTIONS, RESULT_FILE, describe_result
 from bert_jax.finetuning.task import Split, Task
 from bert_jax.finetuning.tasks.kinds import KINDS, read_task
 from bert_jax.model import BertConfig, abstract_parameters
@@ -78,26 +76,17 @@ def _finetune(run: Run, config: FinetuneConfig, needs_scores: bool) -> dict[str,
     # --- State: 1. resume from the newest checkpoint, 2. start from a pre-trained encoder, 3. or from scratch --------
     run.enter_workdir()
     latest = claim(folder, config, setup.before, order.hash)
-    best = BestStep(keep_best=config.keep_best, patience=config.early_stopping.patience)
     description = {  # of the task too, so that a checkpoint can be used without its files
         "tokenizer": setup.before.tokenizer.to_json(), "config": to_dict(config),
         "task": _record(setup, task),
         "heads": ["pooler"] if "pooler" in setup.spec.abstract.parameters else [],
     }  # fmt: skip
-    checkpointer = Checkpointer(
-        folder, description, keep=config.checkpoint.keep, is_kept=lambda step: step == best.best
-    )  # fmt: skip
+    checkpointer = Checkpointer(folder, description, keep=config.checkpoint.keep)
     run.stack.callback(checkpointer.close)
     start, state, position = checkpointer.first_state(
         latest, setup.spec.abstract,
         setup.spec.make if config.from_scratch else functools.partial(initialize_from, setup.before, setup.spec),
     )  # fmt: skip
-    if position.get("evaluations", {}).get("scored", setup.scored) != setup.scored:
-        raise InputError(
-            "keep_best=True: the epochs so far were scored by other examples; restore the old file, or choose another "
-            "workdir"
-        )
-    best.scores += map(tuple, position.get("evaluations", {}).get("scores", ()))
     files = {split: path for split in ("train", "dev", "test") if (path := getattr(config.task, split))}
     described = {"name": task.name, "path": config.data.path, "files": files, "hash": order.hash}
     run.open(
@@ -106,23 +95,16 @@ def _finetune(run: Run, config: FinetuneConfig, needs_scores: bool) -> dict[str,
     )  # fmt: skip
 
     # --- Loop ----------------------------------------------------------------------------------------------------
-    evaluate = _EvaluateSplits(run, setup, best)
-    if start < order.total_steps and not best.ends_training():
-        state = _train(run, setup, state, best, evaluate, position.get("unlogged"))
+    evaluate = _EvaluateSplits(run, setup)
+    if start < order.total_steps:
+        state = _train(run, setup, state, evaluate, position.get("unlogged"))
     checkpointer.wait()
 
     # --- Result --------------------------------------------------------------------------------------------------
-    last = int(jax.device_get(state.step))
-    step = best.best or last
-    chosen, parameters = folder / FOLDER / str(step), state.parameters
-    if step != last and len(evaluate.final) < len(setup.splits):
-        log.info("Loading the parameters of the best step, %d", step)
-        settings = build_settings(config, run.mesh, setup.model, setup.head)
-        parameters = open_checkpoint(str(chosen)).load_parameters(setup.spec.shardings.parameters, **settings)
-    described = best.describe(last, order.steps_an_epoch, order.total_steps)
-    scores = _finish(run, setup, parameters, step, evaluate.final, described)
+    scores = _finish(run, setup, state.parameters, evaluate.final)
     texts = (f"{split}/{name} {value:.4f}" for split, values in scores.items() for name, value in values.items())
-    log.info("Finished step %d: %s; checkpoint %s", last, "  ".join(texts) or "nothing is scored", chosen)
+    place = folder / FOLDER / str(run.total)
+    log.info("Finished step %d: %s; checkpoint %s", run.total, "  ".join(texts) or "nothing is scored", place)
     return scores
 
 
@@ -144,12 +126,6 @@ class _Setup:
     train_step: TrainStep
     predictor: Predictor
 
-    @functools.cached_property
-    def scored(self) -> str:
-        """A hash of the examples and labels whose scores choose the best step."""
-        examples = next((split.examples for split in self.splits if split.is_labelled), ())
-        return f"{key_from(*examples):016x}"
-
 
 def _set_up(config: FinetuneConfig, mesh: Mesh, needs_scores: bool) -> _Setup:
     """Opens the checkpoint, reads the task and makes the programs; raises the InputErrors of `finetune`."""
@@ -163,9 +139,6 @@ def _set_up(config: FinetuneConfig, mesh: Mesh, needs_scores: bool) -> _Setup:
     task, training, splits = read_task(config, before.tokenizer)
     rows = training.encoded
     check_segments(model.type_vocab_size, rows.sequences, "task.train: ")
-    assert rows.labels is not None
-    weights = balanced_weights(task.size, rows.labels) if config.task.class_weights else ()
-    check_best(config, splits)
     if not any(split.is_labelled for split in splits):
         if needs_scores:
             raise InputError("task.dev: a search requires a labelled split to compare runs; set it to a labelled file")
@@ -179,7 +152,7 @@ def _set_up(config: FinetuneConfig, mesh: Mesh, needs_scores: bool) -> _Setup:
         ", ".join(f"{split.name} {len(split.encoded)}" for split in splits) or "none",
     )  # fmt: skip
 
-    spec, train_step = plan_step(mesh, config, model, head, order.total_steps, weights)
+    spec, train_step = plan_step(mesh, config, model, head, order.total_steps)
     predictor = Predictor(
         mesh, spec.graph, spec.shardings.parameters, before.tokenizer,
         batch_size=-(-config.eval_batch_size // mesh.size) * mesh.size, max_seq_len=config.task.max_seq_len,
@@ -202,9 +175,8 @@ def build_settings(config: FinetuneConfig, mesh: Mesh, model: BertConfig, head: 
 
 
 def plan_step(
-    mesh: Mesh, config: FinetuneConfig, model: BertConfig, head: TaskHead, total_steps: int,
-    class_weights: Sequence[float] = (),
-) -> tuple[StateSpec, TrainStep]:  # fmt: skip
+    mesh: Mesh, config: FinetuneConfig, model: BertConfig, head: TaskHead, total_steps: int
+) -> tuple[StateSpec, TrainStep]:
     """Returns the state's specification and the jitted training step, which compiles once per padded length."""
     recipe = config.optimizer
     schedule = learning_rate_schedule(
@@ -216,7 +188,7 @@ def plan_step(
         mesh, model, optimizer, config.seed, zero1=config.mesh.zero1, frozen=head.frozen, **settings
     )  # fmt: skip
     return spec, make_train_step(
-        mesh, spec, optimizer, schedule, task_objective(head, class_weights),
+        mesh, spec, optimizer, schedule, task_objective(head),
         seed=config.seed, gradient_reduce_dtype=jnp.dtype(config.gradient_reduce_dtype),
         compiler_options=quick_compile_options(mesh),
     )  # fmt: skip
@@ -226,9 +198,8 @@ def plan_step(
 
 
 def _train(
-    run: Run, setup: _Setup, state: TrainState, best: BestStep, evaluate: "_EvaluateSplits",
-    unlogged: dict[str, Any] | None,
-) -> TrainState:  # fmt: skip
+    run: Run, setup: _Setup, state: TrainState, evaluate: "_EvaluateSplits", unlogged: dict[str, Any] | None
+) -> TrainState:
     """Trains from step `run.start` + 1 to the end, evaluates and saves; returns the last state. `state` is donated."""
     config, order = setup.config, setup.order
     throughput = Throughput(order.work)
@@ -246,59 +217,48 @@ def _train(
     def save(step: int, state: TrainState) -> None:
         tuned_at, task = evaluate.tuned
         run.checkpointer.description["task"] = _record(setup, task if step == tuned_at else setup.task)
-        position = {"datasets": [order.hash], "unlogged": log_metrics.unlogged()}
-        if config.keep_best:
-            position["evaluations"] = {"best_step": best.best, "scores": best.scores, "scored": setup.scored}
-        run.save(step, state, setup.model, position)
+        run.save(step, state, setup.model, {"datasets": [order.hash], "unlogged": log_metrics.unlogged()})
 
-    evaluation = Evaluate(evaluate, every=order.steps_an_epoch, is_enough=best.ends_training)
     trace = Trace(config.profile.steps, run.folder)
     run.stack.callback(trace.close)
     hooks = [
         trace,
-        *([evaluation] if evaluate.scored else []),
+        *([Evaluate(evaluate, every=order.steps_an_epoch)] if evaluate.scored else []),
         log_metrics,
-        Save(save, every=config.checkpoint.every_steps, is_chosen=lambda step: step == best.best),
+        Save(save, every=config.checkpoint.every_steps),
     ]
     return run_steps(run, steps, state, hooks)
 
 
 class _EvaluateSplits:
-    """Evaluates the splits with labels and logs their scores; adds each evaluation to the best step's.
+    """Evaluates the splits with labels and logs their scores.
 
-    `final` has the outputs and scores, by split, of the evaluated step that is the result so far; empty if none is.
-    `tuned` is the last evaluated step, and the task with the settings that its scores determine.
+    `final` has the outputs and scores of the last step, by split; empty before it. `tuned` is the last evaluated step,
+    and the task with the settings that its scores determine.
     """
 
-    def __init__(self, run: Run, setup: _Setup, best: BestStep):
-        self._run, self._setup, self._best = run, setup, best
+    def __init__(self, run: Run, setup: _Setup):
+        self._run, self._setup = run, setup
         self.scored = [split for split in setup.splits if split.is_labelled]
         self.final: dict[str, tuple[list[np.ndarray], dict[str, float]]] = {}
         self.tuned = 0, setup.task
 
     def __call__(self, step: int, state: TrainState) -> dict[str, float]:
-        run, setup, best = self._run, self._setup, self._best
+        run, setup = self._run, self._setup
         outputs, split_scores = {}, {}
         for split in self.scored:
-            outputs[split.name] = _outputs(run, setup.predictor, state.parameters, split, step)
+            outputs[split.name] = _outputs(run, setup.predictor, state.parameters, split)
             split_scores[split.name] = setup.task.score(split, outputs[split.name])
-        first = split_scores[self.scored[0].name]
-        self.tuned = step, setup.task.tuned(first)
-        best.add(step, first[setup.task.main_metric])
-        if step == best.best or (best.best is None and step == run.total):
+        self.tuned = step, setup.task.tuned(split_scores[self.scored[0].name])
+        if step == run.total:
             self.final = {name: (outputs[name], scores) for name, scores in split_scores.items()}
         row = {f"{name}/{metric}": value for name, scores in split_scores.items() for metric, value in scores.items()}
         run.trackers.log(step, {**row, **setup.order.count_seen(step)}, split="eval")
         log.info("Step %d: %s", step, "  ".join(f"{name} {value:.4f}" for name, value in row.items()))
-        if best.ends_training():
-            log.info(
-                "Step %d: ending the training early: %s/%s has not improved since step %s", step, self.scored[0].name,
-                setup.task.main_metric, best.best,
-            )  # fmt: skip
         return row
 
 
-def _outputs(run: Run, predictor: Predictor, parameters: Parameters, split: Split, step: int) -> list[np.ndarray]:
+def _outputs(run: Run, predictor: Predictor, parameters: Parameters, split: Split) -> list[np.ndarray]:
     with run.progress(split.name, predictor.batches(split.encoded)) as on_batch:
         return predictor.outputs(parameters, split.encoded, on_batch)
 
@@ -307,26 +267,24 @@ def _outputs(run: Run, predictor: Predictor, parameters: Parameters, split: Spli
 
 
 def _finish(
-    run: Run, setup: _Setup, parameters: Parameters, step: int,
-    final: Mapping[str, tuple[list[np.ndarray], dict[str, float]]], best: Mapping[str, Any],
-) -> dict[str, dict[str, float]]:  # fmt: skip
-    """Scores and predicts every split with the parameters of `step`, and writes scores and predictions.
+    run: Run, setup: _Setup, parameters: Parameters, final: Mapping[str, tuple[list[np.ndarray], dict[str, float]]]
+) -> dict[str, dict[str, float]]:
+    """Scores and predicts every split, and writes scores and predictions.
 
-    `final` spares the splits that were evaluated at `step`, see `_EvaluateSplits`. `best` has further keys of
-    `result.json`.
+    `final` spares the splits that were evaluated at the last step, see `_EvaluateSplits`.
     """
     result: dict[str, dict[str, float]] = {}
     target = run.folder / PREDICTIONS
     if is_first():
         atomic.make_folder(target)
     for split in setup.splits:
-        outputs, scores = final.get(split.name) or (_outputs(run, setup.predictor, parameters, split, step), None)
+        outputs, scores = final.get(split.name) or (_outputs(run, setup.predictor, parameters, split), None)
         if split.is_labelled:
             result[split.name] = scores or setup.task.score(split, outputs)
         if is_first():
             setup.task.write(split, outputs, target)
     if is_first():
-        described = {**describe_result(setup.task, setup.splits, step, result), **best}
+        described = describe_result(setup.task, setup.splits, run.total, result)
         write_json(run.folder / RESULT_FILE, json.loads(finite_json(described)))
     return result
 
@@ -339,19 +297,10 @@ def check_config(config: FinetuneConfig) -> None:
     check_environment(config)
     if config.task.kind not in KINDS:
         raise InputError(f"task.kind={config.task.kind}: must be one of {', '.join(KINDS)}")
-    if config.early_stopping.patience and not config.keep_best:
-        raise InputError(f"early_stopping.patience={config.early_stopping.patience}: requires keep_best=True")
     if config.head.bilstm_layers > 1 and not config.head.bilstm:
         raise InputError(f"head.bilstm_layers={config.head.bilstm_layers}: requires a BiLSTM; set head.bilstm=768")
     if not config.init:
         raise InputError("init=: expected the checkpoint to start from, such as init=runs/base")
-
-
-def check_best(config: FinetuneConfig, splits: Sequence[Split]) -> None:
-    """Raises InputError if the best epoch cannot be chosen: no split but a test split has labels."""
-    first = next((split.name for split in splits if split.is_labelled), None)
-    if config.keep_best and (first is None or first.startswith("test")):
-        raise InputError(f"keep_best=True: requires labels to compare epochs, found {first or 'none'}; set task.dev")
 
 
 def model_of(config: FinetuneConfig, encoder: BertConfig) -> BertConfig:

@@ -144,8 +144,6 @@ class Task(abc.ABC):
       name: the name in records and results; its first part is the key of `KINDS`.
       kind: the kind of head; see `TaskHead`.
       max_seq_len: maximum tokens of a sequence.
-      main_metric: the metric that selects a run or an epoch, of the first scored split; the first of `metrics` unless
-        it is given.
     """
 
     test_labels: ClassVar[Labels] = "optional"
@@ -154,10 +152,6 @@ class Task(abc.ABC):
     name: str = ""
     kind: str = ""
     max_seq_len: int = 128
-    main_metric: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "main_metric", self.main_metric or self.metrics[0])
 
     # --- Records ------------------------------------------------------------------------------------------------------
 
@@ -169,16 +163,14 @@ class Task(abc.ABC):
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """Returns the task of a record, whose missing keys have their defaults. InputError for a value of no use."""
-        defaults = {field.name: field.default for field in dataclasses.fields(cls) if field.name != "main_metric"}
+        defaults = {field.name: field.default for field in dataclasses.fields(cls)}
         values = {name: record[name] for name in defaults.keys() & record.keys()}
         values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
         for name, value in values.items():
             expected = type(defaults[name])
             if defaults[name] is not None and not isinstance(value, expected):
                 raise InputError(f"the record of the task: {name}={value!r:.80}: expected a {expected.__name__}")
-        task = cls(**values)
-        metric = record.get("main_metric", "")
-        return dataclasses.replace(task, main_metric=metric) if metric in task.metrics else task
+        return cls(**values)
 
     def record(self) -> dict[str, Any]:
         """Returns the record, as JSON."""
@@ -193,7 +185,7 @@ class Task(abc.ABC):
     @property
     @abc.abstractmethod
     def metrics(self) -> Sequence[str]:
-        """The metrics that may be the main one, as `score` returns them; of all, higher is better."""
+        """The main metrics of `score`; higher is better. The first one, of the first scored split, selects a run."""
 
     @property
     def label_names(self) -> Sequence[str]:

@@ -243,9 +243,8 @@ def open_model_of(location: str, step: int | None = None) -> Checkpoint:
     """Opens a MODEL; its parameters are loaded on demand, straight from its files.
 
     Args:
-      location: a workdir (its newest step, or with `keep_best` its best), one of its checkpoints/STEP, the output of
-        `bert-jax import`; or what import reads: a folder of `transformers` such as the output of `bert-jax export`, or
-        a TensorFlow checkpoint.
+      location: a workdir (its newest step), one of its checkpoints/STEP, the output of `bert-jax import`; or what
+        import reads: a folder of `transformers` such as the output of `bert-jax export`, or a TensorFlow checkpoint.
       step: chooses a step of a workdir.
 
     Raises:
@@ -261,9 +260,9 @@ def load(checkpoint: str, *, step: int | None = None) -> PreTrained | FineTuned:
     """Loads a model in fp32 on the first device.
 
     Args:
-      checkpoint: a workdir (its newest step, or with `keep_best` its best), one of its checkpoints/STEP, the output of
-        `bert-jax import`; or, without an import, a folder of `transformers`, such as the output of `bert-jax export`,
-        or a TensorFlow checkpoint: its folder or its prefix. Nothing is written.
+      checkpoint: a workdir (its newest step), one of its checkpoints/STEP, the output of `bert-jax import`; or,
+        without an import, a folder of `transformers`, such as the output of `bert-jax export`, or a TensorFlow
+        checkpoint: its folder or its prefix. Nothing is written.
       step: chooses a step of a workdir.
 
     Returns:

@@ -4,8 +4,7 @@ WORKDIR/checkpoints/STEP/
   parameters     parameters of the model
   optimizer      moments and counters
   position       number of consumed batches; the dataset hash of each phase up to the current one; the sums of metrics
-                 of steps that are not logged yet; the milestones so far; with `keep_best`, in `evaluations`, the best
-                 step, the score of each evaluation, and a hash of the examples that were scored
+                 of steps that are not logged yet; the milestones so far
   bert_config    contents of bert_config.json
   tokenizer      the vocabulary and how it is applied
   config         config of the run
@@ -226,8 +225,8 @@ def is_checkpoint(given: epath.Path) -> bool:
 def open_checkpoint(location: str, step: int | None = None) -> Checkpoint:
     """Opens a CHECKPOINT: a workdir, the folder of a step, or imported parameters.
 
-    Of a workdir it opens the newest complete step, or the best one that this names; `step` chooses another. Raises
-    InputError if there is none, and for one of a newer version.
+    Of a workdir it opens the newest complete step; `step` chooses another. Raises InputError if there is none, and for
+    one of a newer version.
     """
     given = remote.absolute(location)
     check_place(given)
@@ -244,9 +243,6 @@ def open_checkpoint(location: str, step: int | None = None) -> Checkpoint:
         saved = {name.partition("/")[0] for name in _read(path)}
         items = read_items(path, [name for name in _JSON_ITEMS if name in saved])
         position = items.get("position", {})
-        best = position.get("evaluations", {}).get("best_step") if step is None and path != given else None
-        if best is not None and best != int(path.name):
-            return open_checkpoint(location, best)
         return Checkpoint(
             path=path,
             bert_config=BertConfig.from_dict(items["bert_config"]),

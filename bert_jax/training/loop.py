@@ -37,10 +37,6 @@ class End(Enum):
     LAST_STEP = "last step"
     STOPPED = "stopped"  # some process received a stop signal
     NONFINITE = "nonfinite"  # too many non-finite steps in a row
-    EARLY = "early"  # a hook ended the training
-
-
-_FINISHED = {End.LAST_STEP, End.EARLY}
 
 
 Ends = set[End]
@@ -68,17 +64,12 @@ class Hook:
     def after(self, step: int, state: TrainState) -> None:
         """Called with the state after `step`. The metrics of that step are read and logged, the device is idle."""
 
-    def ends_training(self) -> bool:
-        """Returns whether the loop ends after this step; asked after `after`. Has to be the same in all processes."""
-        return False
-
 
 class LogMetrics(Hook):
     """Writes a row of metrics at each multiple of `every` and at the `last` step: means since the last row, and rates.
 
-    If a hook that precedes this one ends the training early, the row of that step is written as well. `extra` maps a
-    step to additional values of its row. `unlogged` are the sums of `RunningMeans` for a run that resumes
-    within the phase; None at a phase's start, whose means have no step of another phase.
+    `extra` maps a step to additional values of its row. `unlogged` are the sums of `RunningMeans` for a run that
+    resumes within the phase; None at a phase's start, whose means have no step of another phase.
     """
 
     def __init__(
@@ -96,19 +87,10 @@ class LogMetrics(Hook):
                 "Step %d: loss, gradient or update is not finite (loss %g, gradient norm %g); the step is skipped",
                 step, values["loss"], values["grad_norm"],
             )  # fmt: skip
-        if self._is_regular(step):
+        if step % self._every == 0 or step == self._last:
             self._write(step)
         self._run.bar.set_postfix_str(self._shown or summary(values), refresh=False)
         self._run.bar.update(1)
-
-    def is_due(self, step: int, ends: Ends) -> bool:
-        return End.EARLY in ends and not self._is_regular(step)
-
-    def after(self, step: int, state: TrainState) -> None:
-        self._write(step)
-
-    def _is_regular(self, step: int) -> bool:
-        return step % self._every == 0 or step == self._last
 
     def _write(self, step: int) -> None:
         row = self._means.take() | self._throughput.rates() | self._extra(step)
@@ -167,18 +149,12 @@ class Trace(Hook):
 
 
 class Evaluate(Hook):
-    """Evaluates at each multiple of `every`, 0 for none, and after the last step. `scores` are those of the latest.
-
-    `is_enough` returns whether the training ends after an evaluation.
-    """
+    """Evaluates at each multiple of `every`, 0 for none, and after the last step. `scores` are those of the latest."""
 
     is_timed = False
 
-    def __init__(
-        self, evaluate: Callable[[int, TrainState], dict[str, float]], *, every: int,
-        is_enough: Callable[[], bool] = lambda: False,
-    ):  # fmt: skip
-        self._evaluate, self._every, self._is_enough = evaluate, every, is_enough
+    def __init__(self, evaluate: Callable[[int, TrainState], dict[str, float]], *, every: int):
+        self._evaluate, self._every = evaluate, every
         self.scores: dict[str, float] = {}
 
     def is_due(self, step: int, ends: Ends) -> bool:
@@ -187,15 +163,13 @@ class Evaluate(Hook):
     def after(self, step: int, state: TrainState) -> None:
         self.scores = self._evaluate(step, state)
 
-    def ends_training(self) -> bool:
-        return self._is_enough()
-
 
 class Save(Hook):
     """Saves a checkpoint at each multiple of `every`, at chosen steps, and at every end of the loop, of any kind."""
 
     def __init__(
-        self, save: Callable[[int, TrainState], None], *, every: int, is_chosen: Callable[[int], bool]
+        self, save: Callable[[int, TrainState], None], *, every: int,
+        is_chosen: Callable[[int], bool] = lambda step: False,
     ):  # fmt: skip
         self._save, self._every, self._is_chosen = save, every, is_chosen
 
@@ -234,10 +208,10 @@ class StepRange:
 
 
 def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hook]) -> TrainState:
-    """Runs a step range from the state after `start` steps, which is donated. Returns the state after the last step.
+    """Runs a step range from the state after `start` steps, which is donated. Returns the state after `stop` steps.
 
-    That is `stop`, or the step after which a hook ends the training. Raises Interrupted after a stop signal to any
-    process, and BertJaxError after too many non-finite steps in a row, both after the hooks that are due at an end.
+    Raises Interrupted after a stop signal to any process, and BertJaxError after too many non-finite steps in a row,
+    both after the hooks that are due at an end.
     """
     are_several = jax.process_count() > 1
     microbatches = steps.config.gradient_accumulation
@@ -299,13 +273,9 @@ def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hoo
                         hook.after(step, state)
                         if not hook.is_timed:
                             steps.throughput.pause()
-                        if hook.ends_training():
-                            ends.add(End.EARLY)
-            if ends - _FINISHED:
+            if ends - {End.LAST_STEP}:
                 run.checkpointer.wait()
                 raise _error(run, steps, step, ends)
-            if End.EARLY in ends:
-                break
     return state
 
 

@@ -228,6 +228,7 @@ def test_with_a_bilstm_and_without_the_encoders_parameters(more, checkpoint: Pat
         ({"data__sort_window": 0}, r"data\.sort_window"),
         ({"num_epochs": 0}, r"num_epochs.*\b1\b"),
         ({"head__dropout": 1.0}, r"head\.dropout.*\[0, 1\)"),
+        ({"head__bilstm_layers": 2}, r"head\.bilstm_layers=2: .*head\.bilstm=768"),
         ({"optimizer__warmup_proportion": -0.1}, r"optimizer\.warmup_proportion"),
     ],
 )

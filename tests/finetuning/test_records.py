@@ -1,6 +1,5 @@
 """Records of tasks: a workdir, its export and the import of the export predict and score alike, whatever is set."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -53,20 +52,17 @@ SQUAD = {"task.doc_stride": 3, "task.max_query_length": 4, "task.max_seq_len": 1
          "task.max_answer_length": 2}  # fmt: skip
 RUNS: dict[str, tuple[str, str, str, dict[str, Any]]] = {  # config, file and its content, settings
     "text": ("text", "a.csv", rows("key", "body", "stars"), {
-        "task.text": "body", "task.label": "stars", "task.main_metric": "f1_macro",
-        "task.max_seq_len": 7}),
+        "task.text": "body", "task.label": "stars", "task.max_seq_len": 7}),
     "regression": ("text", "a.csv", rows("id", "text", "score"), {
-        "task.regression": True, "task.label": "score", "task.main_metric": "pearson"}),
+        "task.regression": True, "task.label": "score"}),
     "cola": ("glue:cola", "dev.tsv", "".join(f"x\t{n % 2}\t\t{text}\n" for n, text in enumerate(TEXTS)), {}),
     "mrpc": ("glue:mrpc", "dev.tsv",
              rows("#1 ID", "#1 String", "#2 String", "Quality", separator="\t", pair=True),
-             {"task.main_metric": "accuracy"}),
+             {}),
     "choice": ("swag", "dev.jsonl", CHOICES, {"task.max_seq_len": 20}),
-    "ner": ("ner", "mine.conll", TAGGED, {
-        "task.document_context": True, "task.main_metric": "f1_SEA",
-        "task.max_seq_len": 9}),
-    "squad": ("squad", "a.json", questions(12), {**SQUAD, "task.main_metric": "exact_match"}),
-    "squad2": ("squad:2.0", "a.json", questions(7), {**SQUAD, "task.main_metric": "best_exact"}),
+    "ner": ("ner", "mine.conll", TAGGED, {"task.document_context": True, "task.max_seq_len": 9}),
+    "squad": ("squad", "a.json", questions(12), SQUAD),
+    "squad2": ("squad:2.0", "a.json", questions(7), SQUAD),
 }  # fmt: skip
 
 
@@ -137,13 +133,6 @@ def test_the_threshold_of_no_answer_is_that_of_the_run(run: Path):
 def test_values_of_another_type_are_refused(record: dict, problem: str):
     with pytest.raises(InputError, match=problem):
         KINDS["text"].from_record({"name": "text", **record})
-
-
-def test_a_metric_that_other_labels_do_not_have_is_not_kept():
-    task = KINDS["ner"].from_record({"name": "ner", "tags": ["O", "B-PER", "I-PER"], "main_metric": "f1_PER"})
-    assert task.main_metric == "f1_PER"
-    other = KINDS["ner"].from_record({**task.record(), "tags": ["O", "B-LOC", "I-LOC"]})
-    assert other == dataclasses.replace(task, tags=("O", "B-LOC", "I-LOC"), main_metric="f1")
 
 
 def test_names_of_labels_are_those_of_transformers(run: Path, tmp_path: Path):

@@ -1,13 +1,11 @@
-"""Metrics, against scikit-learn and SciPy; the best step of a run and early stopping, from scores of evaluations."""
+"""Metrics, against scikit-learn and SciPy."""
 
-import math
 import warnings
 
 import numpy as np
 import pytest
 
 from bert_jax.finetuning import results as metrics
-from bert_jax.finetuning.results import BestStep
 
 
 def random_classes(seed: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -65,34 +63,3 @@ def test_what_has_no_answer_is_zero(name: str):
         # Their mean is not quite 0.1 in floating point: what is left over is no answer.
         assert metric([0.1, 0.1, 0.1], [0.1, 0.3, 0.7]) == 0.0
         assert metric([0.1, 0.3, 0.7], [0.1, 0.1, 0.1]) == 0.0
-
-
-def scored(*scores: float, **settings: float) -> BestStep:
-    """Returns the result of evaluations after steps 10, 20, ..."""
-    best = BestStep(**{"keep_best": True, **settings})
-    for number, score in enumerate(scores, start=1):
-        best.add(10 * number, score)
-    return best
-
-
-@pytest.mark.parametrize(
-    ("scores", "best", "count"),
-    [
-        ((), None, 0),
-        ((-0.5,), 10, 0),
-        ((0.1, 0.7, 0.7, 0.3), 20, 2),
-        ((0.5, 0.4, 0.6), 30, 0),
-        ((math.nan, 0.1, math.inf), 20, 1),
-        ((math.nan,), None, 1),
-    ],
-)
-def test_best_step_is_the_earliest_of_equal_scores_and_ends_the_training(scores: tuple, best: int | None, count: int):
-    assert (scored(*scores).best, scored(*scores).without_improvement()) == (best, count)
-    assert scored(*scores, patience=max(count, 1)).ends_training() == (count > 0)
-    assert not scored(*scores, patience=count + 1).ends_training()
-    assert not scored(*scores, patience=0).ends_training()
-
-
-def test_run_without_keep_best_has_no_best_step():
-    best = scored(0.1, 0.7, keep_best=False, patience=1)
-    assert (best.best, best.describe(20, 10, 20), best.ends_training()) == (None, {}, False)

@@ -56,8 +56,7 @@ class FakeRun:
         return np.int32(done), metrics | ({"stop": batch["stop"].max()} if "stop" in batch else {})
 
     def go(
-        self, stop: int = 100, eval_every: int = 0, log_every: int = 1_000, save_every: int = 1_000,
-        enough: int = 1_000,
+        self, stop: int = 100, eval_every: int = 0, log_every: int = 1_000, save_every: int = 1_000
     ):  # fmt: skip
         def save(step: int, state: Any) -> None:
             self.saved.append(step)
@@ -72,10 +71,7 @@ class FakeRun:
         log_metrics = loop.LogMetrics(
             run, throughput, every=log_every, last=stop, extra=lambda step: {}, unlogged=self.sums
         )
-        evaluate = loop.Evaluate(
-            lambda step, state: self.evaluated.append(step) or {}, every=eval_every,
-            is_enough=lambda: self.evaluated[-1] >= enough,
-        )  # fmt: skip
+        evaluate = loop.Evaluate(lambda step, state: self.evaluated.append(step) or {}, every=eval_every)
         hooks = [
             self.trace,
             evaluate,
@@ -213,17 +209,6 @@ def test_skipped_steps_are_not_in_the_means():
     row = means.take()
     assert np.isnan(row["loss"])
     assert row["steps_averaged"] == 0
-
-
-@pytest.mark.parametrize(("log_every", "logged"), [(5, [5, 10, 12]), (6, [6, 12]), (1_000, [12])])
-def test_hook_ends_the_training_early(log_every: int, logged: list[int]):
-    """The step is saved, and its row has all steps since the row before."""
-    fake = FakeRun()
-    assert fake.go(eval_every=4, log_every=log_every, enough=12) == 12
-    assert (fake.evaluated, fake.saved) == ([4, 8, 12], [12])
-    assert [row["step"] for row in fake.rows] == logged
-    assert sum(row["steps_averaged"] for row in fake.rows) == 12
-    assert fake.unlogged == [{}]
 
 
 def test_at_most_two_steps_are_in_flight():

@@ -168,7 +168,7 @@ def test_finetuning_with_a_search(strict, dataset_dir: Path, tmp_path: Path):
         (tmp_path / name).write_text("text,label\n" + "the ship .,sea\nthe owl .,night\n" * 4)
     values = {
         "init": tmp_path / "encoder", "data.path": tmp_path, "task.train": "train.csv", "task.dev": "dev.csv",
-        "task.max_seq_len": 16, "num_epochs": 2, "global_batch_size": 8, "keep_best": True,
+        "task.max_seq_len": 16, "num_epochs": 2, "global_batch_size": 8,
         "search.learning_rates": "(1e-2, 1e-3)", "search.seeds": "(0,)",
     }  # fmt: skip
     config = load_config("finetune/text", [(key, str(v)) for key, v in values.items()], kind=FinetuneConfig)

@@ -1,7 +1,5 @@
 """All kinds of tasks: read from a config to fine-tune a model, and from the record of a fine-tuned one."""
 
-import dataclasses
-
 from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.finetuning.task import BadRows, Split, Task, read_split
@@ -31,8 +29,8 @@ def task_of(found: Checkpoint) -> Task:
 def read_task(config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[Task, Split, list[Split]]:
     """Reads and encodes the files of a config.
 
-    Returns the task, its training split, and the splits to score or predict. Raises InputError if a file cannot be
-    read, or if the task lacks the main metric of the config or classes to weight.
+    Returns the task, its training split, and the splits to score or predict. Raises InputError if a file
+    cannot be read.
     """
     task = KINDS[config.task.kind].from_config(config)
     files = task.find(config.data.path, {split: getattr(config.task, split) for split in ("train", "dev", "test")})
@@ -41,13 +39,6 @@ def read_task(config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[Task, Split
         raise InputError(f"data.path={config.data.path}: training file not found ({usual}); set task.train=FILE")
     path, bad_rows = files.pop("train"), BadRows(strict=config.data.strict)
     task, examples = task.read_training(path, bad_rows)
-    if (metric := config.task.main_metric) and metric not in task.metrics:
-        raise InputError(
-            f"task.main_metric={metric}: expected one of {', '.join(task.metrics)}, the metrics of {task.name}"
-        )
-    if config.task.class_weights and not task.label_names:
-        raise InputError(f"task.class_weights={config.task.class_weights}: the task has no classes; leave it empty")
-    task = dataclasses.replace(task, main_metric=metric)
     encoded = task.encode(examples, tokenizer, labelled=True)
     training = Split("train", examples, encoded, is_labelled=True, left_out=bad_rows.counts.pop(path, 0))
     return task, training, [

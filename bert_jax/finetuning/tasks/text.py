@@ -123,7 +123,7 @@ class TextTask(Task):
             classes = _sorted_classes({str(example.label) for example in examples})
             if len(classes) < 2:
                 raise InputError(f"{path}: expected at least 2 different labels, all are {classes[0]!r}")
-            task = dataclasses.replace(task, classes=classes, main_metric="")
+            task = dataclasses.replace(task, classes=classes)
         if "f1" in task.metrics:
             log.info("f1 is that of the label %r", task.classes[-1])
         return task, examples
