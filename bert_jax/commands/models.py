@@ -9,13 +9,10 @@ from bert_jax.commands import Result
 from bert_jax.errors import InputError
 from bert_jax.progress import Bars, silent
 
-Steps = Annotated[str, Option("STEPS")]
-
 
 @command
 def evaluate(
-    checkpoint: Checkpoint, data: Annotated[str, Option("DIR|FILE")], *, steps: Steps = "",
-    batch_size: int = 64, bars: Bars = silent,
+    checkpoint: Checkpoint, data: Annotated[str, Option("DIR|FILE")], *, batch_size: int = 64, bars: Bars = silent,
 ) -> Result:  # fmt: skip
     """Prints JSON: loss and accuracy on a dataset's eval split, or a fine-tuned model's scores on files.
 
@@ -24,20 +21,16 @@ def evaluate(
 
     Args:
       data: a prepared dataset; for a fine-tuned model, a labelled file or its folder
-      steps: pre-training: scores of `all` checkpoints of a workdir, or of steps such as 0,1000; default: the newest
       batch_size: sequences per batch
 
     Examples:
       bert-jax evaluate --checkpoint=runs/base --data=data
-      bert-jax evaluate --checkpoint=runs/base --data=data --steps=all
       bert-jax evaluate --checkpoint=runs/mine --data=dev.csv
     """
     from bert_jax.finetuning.fine_tuned import evaluate_finetuned
     from bert_jax.inference.pretrained import open_model_of
-    from bert_jax.training.evaluation import evaluate_checkpoint, evaluate_steps
+    from bert_jax.training.evaluation import evaluate_checkpoint
 
-    if steps:
-        return Result({"steps": evaluate_steps(checkpoint, steps, data, batch_size=batch_size, bars=bars)})
     found = open_model_of(checkpoint)
     score = evaluate_checkpoint if found.task is None else evaluate_finetuned
     return Result(score(found, data, batch_size=batch_size, bars=bars))

@@ -239,31 +239,29 @@ class FineTuned(TextModel):
         return predict_texts(self._checkpoint, self._running, texts, pairs)
 
 
-def open_model_of(location: str, step: int | None = None) -> Checkpoint:
+def open_model_of(location: str) -> Checkpoint:
     """Opens a MODEL; its parameters are loaded on demand, straight from its files.
 
     Args:
       location: a workdir (its newest step), one of its checkpoints/STEP, the output of `bert-jax import`; or what
         import reads: a folder of `transformers` such as the output of `bert-jax export`, or a TensorFlow checkpoint.
-      step: chooses a step of a workdir.
 
     Raises:
       InputError: there is no such model, or it cannot be read.
     """
     given = remote.parse_path(location)
-    if step is None and not (may_hold_checkpoints(given) and is_checkpoint(given)) and holds_model(location):
+    if not (may_hold_checkpoints(given) and is_checkpoint(given)) and holds_model(location):
         return open_source(location)
-    return open_checkpoint(location, step)
+    return open_checkpoint(location)
 
 
-def load(checkpoint: str, *, step: int | None = None) -> PreTrained | FineTuned:
+def load(checkpoint: str) -> PreTrained | FineTuned:
     """Loads a model in fp32 on the first device.
 
     Args:
       checkpoint: a workdir (its newest step), one of its checkpoints/STEP, the output of `bert-jax import`; or,
         without an import, a folder of `transformers`, such as the output of `bert-jax export`, or a TensorFlow
         checkpoint: its folder or its prefix. Nothing is written.
-      step: chooses a step of a workdir.
 
     Returns:
       A `PreTrained`, or a `FineTuned` for a fine-tuned model.
@@ -272,7 +270,7 @@ def load(checkpoint: str, *, step: int | None = None) -> PreTrained | FineTuned:
       InputError: there is no such model, or it cannot be read. The name of a model on the Hugging Face Hub is not
         downloaded.
     """
-    found = open_model_of(checkpoint, step)
+    found = open_model_of(checkpoint)
     config, device = found.bert_config, jax.local_devices()[:1]
     if found.task is not None:
         running = open_model(found, dtype="float32", devices=device)

@@ -52,7 +52,6 @@ log = logging.getLogger(__name__)
 
 
 FOLDER = "checkpoints"
-_LISTED_STEPS = 4  # maximum in an error
 _PARAMETER_ITEMS = ("parameters", "bert_config")  # of a step, and of imported parameters
 _JSON_ITEMS = ("bert_config", "tokenizer", "config", "position", "heads", "task")
 """Items that describe a checkpoint, as far as it has them."""
@@ -205,7 +204,7 @@ def newest_intact(workdir: epath.Path) -> Checkpoint | None:
     check_place(workdir)
     for folder in complete_steps(workdir):
         try:
-            return open_checkpoint(str(workdir), int(folder.name))
+            return read_checkpoint(folder)
         except DamagedError as error:
             log.warning("%s", error)
     if newest := newest_step(workdir):
@@ -222,29 +221,31 @@ def is_checkpoint(given: epath.Path) -> bool:
     return all(remote.exists(given / item) for item in _PARAMETER_ITEMS) or newest_step(given) is not None
 
 
-def open_checkpoint(location: str, step: int | None = None) -> Checkpoint:
+def open_checkpoint(location: str) -> Checkpoint:
     """Opens a CHECKPOINT: a workdir, the folder of a step, or imported parameters.
 
-    Of a workdir it opens the newest complete step; `step` chooses another. Raises InputError if there is none, and for
-    one of a newer version.
+    Of a workdir it opens the newest complete step. Raises InputError if there is none, and for one of a newer version.
     """
     given = remote.absolute(location)
     check_place(given)
-    path = newest_step(given) or given if step is None else find_step(given, step)
-    if path is None:
-        raise _no_step_error(given, f"step={step}")
-    if path == given and not (is_saved(path) and all(remote.exists(path / item) for item in _PARAMETER_ITEMS)):
+    step = newest_step(given)
+    if step is None and not (is_saved(given) and all(remote.exists(given / item) for item in _PARAMETER_ITEMS)):
         problem = "holds no complete checkpoint" if remote.exists(given) else "does not exist"
         raise InputError(
             f"{location} {problem}; expected a workdir, one of its checkpoints/STEP, or the output of `bert-jax "
             f"import`, which reads folders of transformers"
         )
-    with convert_read_errors(path):
-        saved = {name.partition("/")[0] for name in _read(path)}
-        items = read_items(path, [name for name in _JSON_ITEMS if name in saved])
+    return read_checkpoint(step or given)
+
+
+def read_checkpoint(folder: epath.Path) -> Checkpoint:
+    """Opens the folder of a step, or of imported parameters. Raises DamagedError if it is not complete."""
+    with convert_read_errors(folder):
+        saved = {name.partition("/")[0] for name in _read(folder)}
+        items = read_items(folder, [name for name in _JSON_ITEMS if name in saved])
         position = items.get("position", {})
         return Checkpoint(
-            path=path,
+            path=folder,
             bert_config=BertConfig.from_dict(items["bert_config"]),
             tokenizer=Tokenizer.from_json(items["tokenizer"]),
             heads=tuple(items.get("heads", HEADS)),
@@ -273,41 +274,6 @@ def step_folders(workdir: epath.Path) -> list[epath.Path]:
 def complete_steps(workdir: epath.Path) -> Iterator[epath.Path]:
     """Yields the folders of complete steps, newest first; a save that was killed is not one."""
     return filter(is_saved, step_folders(workdir))
-
-
-def kept_steps(workdir: epath.Path) -> list[int]:
-    """Returns the numbers of a workdir's complete steps, in ascending order. Looks into the folder of each."""
-    return sorted(int(step.name) for step in complete_steps(workdir))
-
-
-def find_step(workdir: epath.Path, step: int) -> epath.Path | None:
-    """Returns the folder of a step of a workdir, None if it is not complete. Looks into no other folder."""
-    folder = workdir / FOLDER / str(step)
-    return folder if remote.exists(folder) and is_saved(folder) else None
-
-
-def chosen_steps(workdir: str, steps: str) -> list[int]:
-    """Returns the steps of a workdir that the option `--steps` names, in ascending order.
-
-    `steps` is "all", or numbers such as "0,1000". InputError for anything else, a step that is not complete, and a
-    folder that is not a workdir with checkpoints.
-    """
-    folder = remote.absolute(workdir)
-    words = [word.strip() for word in steps.split(",")]
-    if steps != "all" and not all(re.fullmatch("0|[1-9][0-9]*", word) for word in words):
-        raise InputError(f"steps={steps}: expected all, or step numbers such as 0,1000")
-    chosen = kept_steps(folder) if steps == "all" else sorted({int(word) for word in words})
-    if not chosen or (steps != "all" and not all(find_step(folder, step) for step in chosen)):
-        raise _no_step_error(folder, f"steps={steps}")
-    return chosen
-
-
-def _no_step_error(workdir: epath.Path, option: str) -> InputError:
-    """Returns the error for a step, in `option`, that a workdir does not have."""
-    if kept := kept_steps(workdir):
-        newest = ", ".join(map(str, kept[-_LISTED_STEPS:]))
-        return InputError(f"{option}: {workdir} has no such checkpoint; the newest are {newest}")
-    return InputError(f"{option}: {workdir} is not a workdir with checkpoints; give a workdir, or no step")
 
 
 def newest_step(workdir: epath.Path) -> epath.Path | None:

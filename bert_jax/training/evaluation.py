@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, cast
 
@@ -23,13 +23,7 @@ from bert_jax.parallel.mesh import batch_mesh_axes, make_mesh, put_batch, rows_h
 from bert_jax.parallel.sharding import make_forward_step, parameter_shardings
 from bert_jax.progress import Bars, silent
 from bert_jax.sections import from_mapping
-from bert_jax.training.checkpoints import (
-    Checkpoint,
-    check_finite,
-    chosen_steps,
-    open_checkpoint,
-    other_vocabulary_error,
-)
+from bert_jax.training.checkpoints import Checkpoint, check_finite, other_vocabulary_error
 from bert_jax.training.objectives import Objective, Sums, make_objective, pretraining
 from bert_jax.training.phases import plan_at
 from bert_jax.training.train_step import StateSpec, compute_dtype
@@ -211,54 +205,27 @@ def evaluate_checkpoint(
     Raises InputError if the checkpoint lacks both heads, is damaged or has non-finite parameters; and if the dataset
     has no eval split, another vocabulary, longer sequences than the model, or pairs for a model with one segment.
     """
-    return next(_evaluate([opened], data, batch_size, bars))
-
-
-def evaluate_steps(
-    workdir: str, steps: str, data: str, *, batch_size: int = 64, bars: Bars = silent
-) -> list[dict[str, float]]:  # fmt: skip
-    """Evaluates steps of a pre-training run as `evaluate_checkpoint` does; compiles a program once.
-
-    `steps` is "all", or step numbers such as "0,1000". Returns `step` and the scores of each, in ascending order.
-    Raises InputError for a step that is not in the workdir, and as `evaluate_checkpoint` does.
-    """
-    chosen = chosen_steps(workdir, steps)
-    if (newest := open_checkpoint(workdir, chosen[-1])).task is not None:
-        raise InputError(f"steps={steps}: {newest.path} is fine-tuned; give the checkpoint of each of its steps")
-    scores = _evaluate((open_checkpoint(workdir, step) for step in chosen), data, batch_size, bars)
-    return [{"step": step, **found} for step, found in zip(chosen, scores, strict=True)]
+    check_batch_size(batch_size)
+    dataset, mesh = PreparedDataset(data), make_mesh(MeshKeys())
+    _check_evaluable(opened, dataset)
+    rows = -(-min(batch_size, dataset.size("eval")) // mesh.size) * mesh.size
+    config = plan_at(from_mapping(PretrainConfig, opened.config), opened.step).config if opened.config else None
+    dtype = compute_dtype(config.dtype if config else "auto")
+    graph, _, info = abstract_parameters(opened.bert_config, dtype=dtype, heads=opened.heads)
+    shardings = parameter_shardings(mesh, info)
+    loader = EvalLoader([dataset], batch_size=rows, left_to_right=opened.bert_config.is_decoder)
+    objective = make_objective(config) if config else pretraining(nsp=True)
+    evaluator = Evaluator(mesh, graph, shardings, loader, objective)
+    parameters = opened.load_parameters(shardings)
+    check_finite(opened, parameters)
+    with closing(bars(total=evaluator.batches, desc="evaluate", unit="batch")) as bar:
+        return evaluator.run(parameters, on_batch=functools.partial(bar.update, 1))
 
 
 def check_batch_size(batch_size: int) -> None:
     """Raises InputError for an invalid `--batch_size`."""
     if not 1 <= batch_size <= MAX_BATCH_SIZE:
         raise InputError(f"batch_size={batch_size}: must be in 1 to {MAX_BATCH_SIZE}")
-
-
-def _evaluate(
-    checkpoints: Iterable[Checkpoint], data: str, batch_size: int, bars: Bars
-) -> Iterator[dict[str, float]]:  # fmt: skip
-    """Yields the scores of each checkpoint; those with the same settings share a program."""
-    check_batch_size(batch_size)
-    dataset, mesh = PreparedDataset(data), make_mesh(MeshKeys())
-    rows = -(-min(batch_size, dataset.size("eval")) // mesh.size) * mesh.size
-    evaluators: dict[Any, tuple[Evaluator, Parameters]] = {}  # with the shardings of the parameters
-    for opened in checkpoints:
-        _check_evaluable(opened, dataset)
-        config = plan_at(from_mapping(PretrainConfig, opened.config), opened.step).config if opened.config else None
-        dtype = compute_dtype(config.dtype if config else "auto")
-        key = (opened.bert_config, opened.heads, dtype, config.objective if config else None)
-        if key not in evaluators:
-            graph, _, info = abstract_parameters(opened.bert_config, dtype=dtype, heads=opened.heads)
-            shardings = parameter_shardings(mesh, info)
-            loader = EvalLoader([dataset], batch_size=rows, left_to_right=opened.bert_config.is_decoder)
-            objective = make_objective(config) if config else pretraining(nsp=True)
-            evaluators[key] = Evaluator(mesh, graph, shardings, loader, objective), shardings
-        evaluator, shardings = evaluators[key]
-        parameters = opened.load_parameters(shardings)
-        check_finite(opened, parameters)
-        with closing(bars(total=evaluator.batches, desc=f"evaluate step {opened.step}", unit="batch")) as bar:
-            yield evaluator.run(parameters, on_batch=functools.partial(bar.update, 1))
 
 
 def _check_evaluable(opened: Checkpoint, dataset: PreparedDataset) -> None:

@@ -6,7 +6,7 @@ are sums of weights, are known before the forward pass.
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from bert_jax.batch import Batch
 from bert_jax.config_keys import PretrainConfig
 from bert_jax.model.bert import VocabularyProjection
-from bert_jax.model.workarounds import is_argmax, vary_like
+from bert_jax.model.workarounds import is_argmax
 
 Sums = dict[str, jax.Array]
 
@@ -106,99 +106,32 @@ def weighted_cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Ar
     return losses.sum(), (weights * is_argmax(*jax.lax.stop_gradient((logits, labels, label_logits)))).sum()
 
 
-CHUNK_BYTES = 64 << 20
-CHUNK_PREDICTIONS = 1024
-"""A chunk of predictions is as large as either allows.
-
-The gradient of the word embeddings is read and written once per chunk: with fewer predictions, the memory's bandwidth
-would limit the chunk's products.
-"""
-
-
-def predictions_per_chunk(predictions: int, vocab_size: int) -> int:
-    """Returns the size of equal chunks of predictions, a multiple of 8, or `predictions` if one chunk has them all."""
-    most = max(CHUNK_PREDICTIONS, CHUNK_BYTES // (4 * vocab_size))
-    if predictions <= most:
-        return predictions
-    chunks = -(-predictions // most)
-    return -(-predictions // chunks // 8) * 8
+LOGITS_BYTES = 512 << 20
+"""Most bytes of fp32 logits at a time."""
 
 
 @jax.named_scope("mlm_loss")
 def projected_cross_entropy(
-    projection: VocabularyProjection, labels: jax.Array, weights: jax.Array, chunk: int | None = None
+    projection: VocabularyProjection, labels: jax.Array, weights: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns `weighted_cross_entropy` of the projection's logits, without the logits of more than one chunk in memory.
+    """Returns `weighted_cross_entropy` of the projection's logits.
 
-    Expects labels int32 [B, P] and weights fp32 [B, P]; only the projection's arrays are differentiated. A chunk is
-    `chunk` predictions of all B * P, by default `predictions_per_chunk`.
+    Expects labels int32 [B, P] and weights fp32 [B, P]. Logits of more than `LOGITS_BYTES` are computed in equal
+    chunks of predictions, each again in the backward pass, so that only those of a chunk are in memory.
     """
-    chunk = chunk or predictions_per_chunk(labels.size, len(projection.bias))
-    if chunk >= labels.size:
+    chunks = -(-4 * labels.size * len(projection.bias) // LOGITS_BYTES)
+    if chunks == 1:
         return weighted_cross_entropy(projection.logits(), labels, weights)
 
     def split(x: jax.Array) -> jax.Array:
         x = x.reshape(labels.size, *x.shape[labels.ndim :])
-        padding = [(0, -labels.size % chunk), *((0, 0) for _ in x.shape[1:])]  # weights of 0
-        return jnp.pad(x, padding).reshape(-1, chunk, *x.shape[1:])
+        padding = [(0, -labels.size % chunks), *((0, 0) for _ in x.shape[1:])]  # weights of 0
+        return jnp.pad(x, padding).reshape(chunks, -1, *x.shape[1:])
 
-    return _chunked_cross_entropy(
-        projection.vocab_size, split(projection.hidden), projection.word_embeddings, projection.bias, split(labels),
-        split(weights),
-    )  # fmt: skip
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _chunked_cross_entropy(vocab_size: int, *arrays: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sums `weighted_cross_entropy` over chunks: hidden [N, C, D], word embeddings, bias, labels and weights [N, C]."""
-    result: tuple[jax.Array, jax.Array] = _sum_chunks(vocab_size, *arrays, differentiate=False)[0]
-    return result
-
-
-def _chunked_cross_entropy_forward(
-    vocab_size: int, *arrays: jax.Array
-) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, ...]]:
-    """Computes the gradient of the loss beside it, while a chunk's logits exist: none are recomputed.
-
-    The backward pass multiplies it by the scalar gradient of the loss (Hsu et al. 2024, arXiv:2410.10989).
-    """
-    return _sum_chunks(vocab_size, *arrays, differentiate=True)
-
-
-def _sum_chunks(
-    vocab_size: int, hidden: jax.Array, word_embeddings: jax.Array, bias: jax.Array, labels: jax.Array,
-    weights: jax.Array, *, differentiate: bool,
-) -> tuple[Any, tuple[jax.Array, ...]]:  # fmt: skip
-    """Returns the sums over chunks and, if it has to `differentiate`, the gradients of the loss by the first three."""
-    dtype = hidden.dtype
-    words = word_embeddings.astype(dtype)
-
-    def add_chunk(total: Any, chunk: Any) -> tuple[Any, jax.Array | None]:
+    @jax.checkpoint
+    def chunk_sums(chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         hidden, labels, weights = chunk
-        logits = VocabularyProjection(hidden, words, bias, vocab_size).logits()
-        sums = weighted_cross_entropy(logits, labels, weights)
-        if not differentiate:
-            return jax.tree.map(jnp.add, total, (sums, ())), None
-        _, softmax_times = jax.vjp(functools.partial(jax.nn.logsumexp, axis=-1), logits)
-        is_label = jnp.arange(logits.shape[-1]) == labels[:, None]
-        gradient = softmax_times(weights)[0] - jnp.where(is_label, weights[:, None], 0.0)
-        product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-        words_gradient = product("nv,nd->vd", gradient.astype(dtype), hidden)
-        hidden_gradient = product("nv,vd->nd", gradient.astype(dtype), words)
-        added = sums, (words_gradient, gradient.sum(axis=0))
-        return jax.tree.map(jnp.add, total, added), hidden_gradient.astype(dtype)
+        return weighted_cross_entropy(replace(projection, hidden=hidden).logits(), labels, weights)
 
-    zeros = (jnp.float32(0), jnp.float32(0)), (jnp.zeros_like(word_embeddings), jnp.zeros_like(bias))
-    start = vary_like(hidden, zeros if differentiate else (zeros[0], ()))
-    (sums, gradients), hidden_gradient = jax.lax.scan(add_chunk, start, (hidden, labels, weights))
-    return sums, (hidden_gradient, *gradients)
-
-
-def _chunked_cross_entropy_backward(
-    _: int, gradients: tuple[jax.Array, ...], sums_gradient: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array | None, ...]:
-    loss_gradient = sums_gradient[0]
-    return *((loss_gradient * gradient).astype(gradient.dtype) for gradient in gradients), None, None
-
-
-_chunked_cross_entropy.defvjp(_chunked_cross_entropy_forward, _chunked_cross_entropy_backward)
+    losses, correct = jax.lax.map(chunk_sums, (split(projection.hidden), split(labels), split(weights)))
+    return losses.sum(), correct.sum()

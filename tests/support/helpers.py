@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from etils import epath
 from support import child_processes
 
 from bert_jax.config import PretrainConfig, load_config
@@ -23,6 +24,7 @@ from bert_jax.parallel.mesh import make_mesh
 from bert_jax.text.tokenizer import SPECIAL_TOKENS, read_tokenizer
 from bert_jax.text.wordpiece import wordpiece_tokenizer
 from bert_jax.training import phases
+from bert_jax.training.checkpoints import complete_steps
 from bert_jax.training.phases import Phase
 
 REPOSITORY = Path(__file__).parents[2]
@@ -173,3 +175,8 @@ def leaves(parameters: object) -> list[np.ndarray]:
     import jax
 
     return [np.asarray(leaf) for leaf in jax.tree.leaves(parameters)]
+
+
+def kept_steps(workdir: Path | str) -> list[int]:
+    """Returns the complete steps of a workdir, in ascending order."""
+    return sorted(int(step.name) for step in complete_steps(epath.Path(workdir)))

@@ -6,22 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from etils import epath
 from support import helpers
 from support.devices import one_device  # noqa: F401
 from support.runs import assert_same_run, train, train_until
 
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
-from bert_jax.training.checkpoints import open_checkpoint, step_folders
+from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.checks import check_config
 from bert_jax.training.pretrain import pretrain
 
 SETTINGS = {"checkpoint__every_steps": 2, "checkpoint__keep": 1, "eval_batches": 0, "log_every_steps": 2}
-
-
-def steps_of(workdir: Path) -> list[int]:
-    return sorted(int(folder.name) for folder in step_folders(epath.Path(workdir)))
 
 
 def run(dataset_dir: Path, workdir: Path, steps: int, **settings: object) -> None:
@@ -37,20 +32,8 @@ def kept(dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_milestones_are_kept_beside_the_newest(kept: Path):
-    assert steps_of(kept) == [0, 3, 4, 5]
+    assert helpers.kept_steps(kept) == [0, 3, 4, 5]
     assert [open_checkpoint(str(kept / "checkpoints" / str(step))).step for step in (0, 3, 4)] == [0, 3, 4]
-
-
-def test_a_chosen_step_is_opened_without_a_look_into_the_others(kept: Path, monkeypatch: pytest.MonkeyPatch):
-    """A workdir may have thousands of them, in a store."""
-    from bert_jax.training import checkpoints
-
-    seen: set[str] = set()
-    real = checkpoints.is_saved
-    monkeypatch.setattr(checkpoints, "is_saved", lambda folder: (seen.add(folder.name), real(folder))[1])
-    assert checkpoints.chosen_steps(str(kept), "3, 0") == [0, 3]
-    assert open_checkpoint(str(kept), 3).step == 3
-    assert seen == {"0", "3"}
 
 
 def test_step_0_has_the_initial_parameters(kept: Path, dataset_dir: Path):
@@ -71,16 +54,16 @@ def test_run_resumes_from_a_milestone(kept: Path, dataset_dir: Path, tmp_path: P
     with pytest.raises(InputError, match=r"seed 0 -> 1"):
         run(dataset_dir, tmp_path / "run", 5, seed=1)
     run(dataset_dir, tmp_path / "run", 5, checkpoint__milestones=(0, 3), checkpoint__milestone_every_steps=4)
-    assert steps_of(tmp_path / "run") == [0, 3, 4, 5]
+    assert helpers.kept_steps(tmp_path / "run") == [0, 3, 4, 5]
     assert_same_run(tmp_path / "run", kept)
 
 
 def test_milestones_stay_after_a_resume_with_others(kept: Path, dataset_dir: Path, tmp_path: Path):
     shutil.copytree(kept, tmp_path / "run")
     run(dataset_dir, tmp_path / "run", 8, checkpoint__milestones=(2, 5, 7))
-    assert steps_of(tmp_path / "run") == [0, 3, 4, 5, 7, 8]
+    assert helpers.kept_steps(tmp_path / "run") == [0, 3, 4, 5, 7, 8]
     run(dataset_dir, tmp_path / "run", 11)
-    assert steps_of(tmp_path / "run") == [0, 3, 4, 5, 7, 11]
+    assert helpers.kept_steps(tmp_path / "run") == [0, 3, 4, 5, 7, 11]
 
 
 @pytest.mark.long
@@ -90,7 +73,7 @@ def test_damaged_milestone_is_set_aside_and_saved_again(kept: Path, dataset_dir:
     for file in (tmp_path / "run" / "checkpoints" / "4" / "parameters").rglob("d/*"):
         file.write_bytes(file.read_bytes()[:-40])
     run(dataset_dir, tmp_path / "run", 5, checkpoint__milestones=(4,))
-    assert steps_of(tmp_path / "run") == [0, 3, 4, 5]
+    assert helpers.kept_steps(tmp_path / "run") == [0, 3, 4, 5]
     assert (tmp_path / "run" / "checkpoints" / "4.damaged").is_dir()
     assert_same_run(tmp_path / "run", kept)
 
@@ -103,9 +86,9 @@ def test_run_killed_between_milestones_ends_with_all_of_them(dataset_dir: Path, 
     }  # fmt: skip
     killed = train_until(14, dataset_dir, tmp_path / "run", signal.SIGKILL, saved=8, **settings)
     assert killed.returncode == -signal.SIGKILL
-    assert {0, 7, 8} <= {*steps_of(tmp_path / "run")}
+    assert {0, 7, 8} <= {*helpers.kept_steps(tmp_path / "run")}
     assert train(dataset_dir, tmp_path / "run", **settings).returncode == 0
-    assert steps_of(tmp_path / "run") == [0, 7, 8, 29, 40]
+    assert helpers.kept_steps(tmp_path / "run") == [0, 7, 8, 29, 40]
     plain = train(dataset_dir, tmp_path / "plain", **{**settings, "checkpoint.milestones": "()"})
     assert plain.returncode == 0, plain.stderr
     assert_same_run(tmp_path / "run", tmp_path / "plain")

@@ -20,7 +20,7 @@ from bert_jax.model.bert import VocabularyProjection
 from bert_jax.parallel.mesh import make_mesh, put_batch
 from bert_jax.training import objectives
 from bert_jax.training.evaluation import make_eval_step
-from bert_jax.training.objectives import predictions_per_chunk, projected_cross_entropy
+from bert_jax.training.objectives import projected_cross_entropy
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.training.train_step import describe_state, make_train_step
 
@@ -41,15 +41,18 @@ def make_case(dtype: jnp.dtype = jnp.float32, seed: int = 0):
     return (hidden, jnp.asarray(words), jnp.asarray(bias)), labels, weights
 
 
-@functools.partial(jax.jit, static_argnames="chunk")
-def value_and_gradients(arrays, labels, weights, chunk=None):
+def value_and_gradients(arrays, labels, weights):
     """Returns ((3 x loss, correct), gradients of 3 x loss); the factor is that of a mean's denominator."""
 
-    def loss(arrays):
-        result = projected_cross_entropy(VocabularyProjection(*arrays, VOCABULARY), labels, weights, chunk)
-        return 3 * result[0], result[1]
+    @jax.jit
+    def differentiate(arrays):
+        def loss(arrays):
+            result = projected_cross_entropy(VocabularyProjection(*arrays, VOCABULARY), labels, weights)
+            return 3 * result[0], result[1]
 
-    return jax.value_and_grad(loss, has_aux=True)(arrays)
+        return jax.value_and_grad(loss, has_aux=True)(arrays)
+
+    return differentiate(arrays)
 
 
 def in_float64(arrays, labels, weights):
@@ -77,11 +80,18 @@ def largest_difference(got, expected) -> float:
     return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
-@pytest.mark.parametrize("chunk", [5, 34])
-def test_chunks_have_the_loss_accuracy_and_gradients_of_the_plain_loss(chunk: int):
+@pytest.fixture
+def chunks_of(monkeypatch: pytest.MonkeyPatch):
+    """Returns a function that sets the most predictions whose logits are in memory, of a padded vocabulary."""
+    return lambda predictions, padded=PADDED: monkeypatch.setattr(objectives, "LOGITS_BYTES", 4 * padded * predictions)
+
+
+@pytest.mark.parametrize("predictions", [5, 34])
+def test_chunks_have_the_loss_accuracy_and_gradients_of_the_plain_loss(predictions: int, chunks_of):
     case = make_case()
     plain, exact = value_and_gradients(*case), in_float64(*case)
-    (loss, correct), gradients = value_and_gradients(*case, chunk=chunk)
+    chunks_of(predictions)
+    (loss, correct), gradients = value_and_gradients(*case)
     for (other_loss, other_correct), other_gradients in (plain, exact):
         np.testing.assert_allclose(loss, other_loss, rtol=1e-6)
         assert 0 < correct == other_correct < case[2].sum()
@@ -91,70 +101,31 @@ def test_chunks_have_the_loss_accuracy_and_gradients_of_the_plain_loss(chunk: in
     assert not np.any(gradients[2][VOCABULARY:])
 
 
-def test_chunks_in_bfloat16_are_as_close_to_float64_as_the_plain_loss():
-    case = make_case(jnp.bfloat16)
-    _, exact = in_float64(*case)
-    (loss, _), gradients = value_and_gradients(*case, chunk=8)
-    (plain_loss, _), plain = value_and_gradients(*case)
-    np.testing.assert_allclose(loss, plain_loss, rtol=1e-6)
-    assert [g.dtype for g in gradients] == [jnp.bfloat16, jnp.float32, jnp.float32]
-    for gradient, other, expected in zip(gradients, plain, exact, strict=True):
-        rounding = 2.0**-8
-        assert largest_difference(gradient, expected) < max(2 * largest_difference(other, expected), rounding)
-
-
-@pytest.mark.parametrize("chunk", [None, 8])
-def test_a_batch_of_weight_0_has_no_loss_and_no_gradient(chunk: int | None):
+def test_a_batch_of_weight_0_has_no_loss_and_no_gradient(chunks_of):
     arrays, labels, weights = make_case()
-    sums, gradients = value_and_gradients(arrays, labels, 0 * weights, chunk=chunk)
-    for leaf in jax.tree.leaves((sums, gradients)):
-        np.testing.assert_array_equal(leaf, 0)
+    for predictions in (ROWS * PREDICTIONS, 8):
+        chunks_of(predictions)
+        sums, gradients = value_and_gradients(arrays, labels, 0 * weights)
+        for leaf in jax.tree.leaves((sums, gradients)):
+            np.testing.assert_array_equal(leaf, 0)
 
 
-def test_a_chunk_has_up_to_1024_predictions_or_64_mib():
-    assert predictions_per_chunk(1024, 30_720) == 1024
-    assert predictions_per_chunk(1025, 30_720) == 520
-    assert predictions_per_chunk(16_384, 1024) == 16_384
-    assert predictions_per_chunk(16_385, 1024) == 8200
-    for predictions in (1500, 9856, 65_536):
-        chunk = predictions_per_chunk(predictions, 30_720)
-        assert chunk <= 1024
-        assert chunk % 8 == 0
-        assert -(-predictions // chunk) == -(-predictions // 1024)
-
-
-def compiled_gradient(predictions: int, vocab_size: int, chunk: int):
-    """Compiles the gradient of a loss of shapes alone."""
+def test_chunks_need_the_memory_of_one_chunk_of_logits(chunks_of):
+    predictions, vocab_size = 8192, 4096
     shapes = ((1, predictions, SIZE), jnp.float32), ((vocab_size, SIZE), jnp.float32), ((vocab_size,), jnp.float32)
     arrays = tuple(jax.ShapeDtypeStruct(*one) for one in shapes)
-
-    def loss(arrays, labels, weights):
-        return projected_cross_entropy(VocabularyProjection(*arrays, vocab_size), labels, weights, chunk)[0]
-
     targets = [jax.ShapeDtypeStruct((1, predictions), kind) for kind in (jnp.int32, jnp.float32)]
-    return jax.jit(jax.grad(loss)).lower(arrays, *targets).compile()
 
+    def temporary_bytes(chunk: int) -> int:
+        def loss(arrays, labels, weights):
+            return projected_cross_entropy(VocabularyProjection(*arrays, vocab_size), labels, weights)[0]
 
-def test_chunks_need_the_memory_of_one_chunk_of_logits():
-    predictions, vocab_size, chunk = 8192, 4096, 512
-    plain, chunked = (
-        compiled_gradient(predictions, vocab_size, size).memory_analysis().temp_size_in_bytes
-        for size in (predictions, chunk)
-    )
+        chunks_of(chunk, vocab_size)
+        return jax.jit(jax.grad(loss)).lower(arrays, *targets).compile().memory_analysis().temp_size_in_bytes
+
     logits = 4 * predictions * vocab_size
-    assert plain > logits
-    assert chunked < logits // 4
-
-
-def test_chunks_compute_no_product_twice():
-    chunk, vocab_size = 512, 4096
-    plain, chunked = (
-        compiled_gradient(predictions, vocab_size, chunk).cost_analysis()["flops"]
-        for predictions in (chunk, 4 * chunk)  # the body of a loop is counted once
-    )
-    three_products = 3 * 2 * chunk * vocab_size * SIZE
-    assert three_products <= plain < chunked + vocab_size * SIZE
-    assert chunked < plain + three_products / 4
+    assert temporary_bytes(predictions) > logits
+    assert temporary_bytes(512) < logits // 4
 
 
 # --- The training step ------------------------------------------------------------------------------------------------
@@ -203,13 +174,6 @@ class Step:
         return [(one.kind, one.bytes * one.instructions // one.count // 4) for one in found if one.loops]
 
 
-@pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch):
-    """Sets chunks of at most 8 predictions."""
-    monkeypatch.setattr(objectives, "CHUNK_PREDICTIONS", 8)
-    monkeypatch.setattr(objectives, "CHUNK_BYTES", 0)
-
-
 @functools.cache
 def plain_results(left_to_right: bool):
     return Step(left_to_right=left_to_right).results()
@@ -222,9 +186,9 @@ def plain_results(left_to_right: bool):
         pytest.param(False, {"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.long),
     ],
 )
-def test_training_and_evaluation_in_chunks_are_those_of_all_predictions_at_once(left_to_right, mesh, request):
+def test_training_and_evaluation_in_chunks_are_those_of_all_predictions_at_once(left_to_right, mesh, chunks_of):
     expected = plain_results(left_to_right)
-    request.getfixturevalue("small_chunks")
+    chunks_of(8, MODEL.padded_vocab_size)
     got = Step(left_to_right=left_to_right, **mesh).results()
     for (path, x), y in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7, err_msg=jax.tree_util.keystr(path))
@@ -232,8 +196,8 @@ def test_training_and_evaluation_in_chunks_are_those_of_all_predictions_at_once(
 
 @pytest.mark.long
 @pytest.mark.parametrize("mesh", [{"data": 4, "fsdp": 2}, {"data": 2, "fsdp": 2, "tensor": 2}], ids=str)
-@pytest.mark.usefixtures("small_chunks")
-def test_the_loop_over_chunks_has_only_sums_over_tensor(mesh: dict[str, int]):
+def test_the_loop_over_chunks_has_only_sums_over_tensor(mesh: dict[str, int], chunks_of):
+    chunks_of(8, MODEL.padded_vocab_size)
     found = Step(**mesh).collectives_in_loops()
     if "tensor" not in mesh:
         assert not found
