@@ -40,7 +40,7 @@ def tokenizer_alone(files: list[str], vocab: str, folder: Path) -> dict[str, flo
     from bert_jax.text import sentences
 
     pieces = {piece: number for number, piece in enumerate(Path(vocab).read_text().splitlines())}
-    tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]", max_input_chars_per_word=200))
+    tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
     options = corpus.CorpusOptions()
     documents = (document for piece in corpus.plan(files, options) for document in corpus.read(piece, options))

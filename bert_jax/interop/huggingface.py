@@ -92,7 +92,7 @@ def model_card(checkpoint: Checkpoint, architecture: str, name: str, *, paramete
         f"- {config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} heads, "
         f"feed-forward size {config.intermediate_size}, `hidden_act` {config.hidden_act}",
         f"- {parameters:,} parameters",
-        f"- {tokenizer.vocab_size:,} pieces of {tokenizer.title}, {case}, accents {accents}",
+        f"- {tokenizer.vocab_size:,} pieces, {tokenizer.kind}, {case}, accents {accents}",
         f"- at most {task.get('max_seq_len', config.max_position_embeddings)} tokens",
         f"\n## Use\n\n```python\nfrom transformers import AutoTokenizer, {architecture}\n",
         'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',

@@ -5,9 +5,7 @@
 
 import json
 import logging
-import struct
 import unicodedata
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sentencepiece
@@ -18,28 +16,23 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.text.bert_rules import LIBRARY
-from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer, find_special_tokens, read_settings, read_tokenizer
-from bert_jax.text.wordpiece import CONTINUATION, LIBRARY_MAX_WORD_CHARACTERS, wordpiece_tokenizer
+from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer, read_settings, read_tokenizer
+from bert_jax.text.wordpiece import CONTINUATION, wordpiece_tokenizer
 
 log = logging.getLogger(__name__)
 
 VOCABULARY = "vocab.txt"
 SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "sentencepiece.model")
-ADDED_TOKENS = "added_tokens.json"
-_UNIGRAM, _USER_DEFINED = 1, 4  # in sentencepiece_model.proto
+_NORMALIZER, _TABLE = 3, 2  # fields in sentencepiece_model.proto: the normalization, and its table of strings
 _MOST_DIFFERENT = 0.05  # of the pieces or characters of `_compare`
 
-_FIX = f"save its {FILE} by save_pretrained of transformers"
-
-_SETTINGS_OF_BERT: Mapping[str, tuple[Any, ...]] = {
-    "do_basic_tokenize": (True, None), "tokenize_chinese_chars": (True, None), "never_split": (None, []),
-    "tokenizer_class": ("BertTokenizer", "BertTokenizerFast", None),
+_SETTINGS: dict[str, dict[str, Any]] = {  # of tokenizers of `transformers`: values that a file is converted with
+    VOCABULARY: {
+        "do_basic_tokenize": (True, None), "tokenize_chinese_chars": (True, None), "never_split": (None, []),
+        "tokenizer_class": ("BertTokenizer", "BertTokenizerFast", None),
+    },
+    ".model": {"do_lower_case": (False, None), "keep_accents": (True, None)},
 }  # fmt: skip
-_SETTINGS_OF_SENTENCEPIECE: Mapping[str, tuple[Any, ...]] = {
-    "do_lower_case": (False, None), "keep_accents": (True, None)
-}  # fmt: skip
-"""Settings of tokenizers of `transformers`, with the values that a file beside them is converted with."""
 
 
 def convert_vocabulary(path: str, *, cased: bool = False, keep_accents: bool = False) -> Tokenizer:
@@ -78,50 +71,30 @@ def open_folder(folder: epath.Path, *, lowercase: bool | None = None) -> Tokeniz
     stated = settings.get("do_lower_case") if lowercase is None else lowercase
     if (folder / FILE).exists():
         tokenizer = read_tokenizer(folder / FILE)
-        rules = {"do_lower_case": (stated, tokenizer.lowercase),
-                 "strip_accents": (settings.get("strip_accents"), tokenizer.strip_accents)}  # fmt: skip
-        for name, (expected, found) in rules.items():
-            if tokenizer.kind == "wordpiece" and isinstance(expected, bool) and expected != found:
-                raise InputError(f"{folder}: {name}={json.dumps(expected)} contradicts {FILE}; correct one of them")
+        if tokenizer.kind == "wordpiece" and stated not in (None, tokenizer.lowercase):
+            raise InputError(f"{folder}: do_lower_case={json.dumps(stated)} contradicts {FILE}; correct one of them")
         return tokenizer
-    if (folder / VOCABULARY).exists():
-        _check_settings(folder, settings, _SETTINGS_OF_BERT)
-        if not isinstance(stated, bool):
-            raise InputError(f"{folder}: unknown case, no do_lower_case in {SETTINGS}; pass --cased or --uncased")
-        tokenizer = read_vocab_file(
-            folder / VOCABULARY, stated, settings.get("strip_accents"), text=LIBRARY,
-            max_word_characters=LIBRARY_MAX_WORD_CHARACTERS,
-        )  # fmt: skip
-        added = [token["content"] for token in (settings.get("added_tokens_decoder") or {}).values()]
-        if (folder / ADDED_TOKENS).exists():
-            added += json.loads(atomic.read_whole(folder / ADDED_TOKENS))
-        if unknown := {*added} - {*tokenizer.vocab}:
-            raise InputError(f"{folder}: {min(unknown)!r} is an added token without a line in {VOCABULARY}; {_FIX}")
-        return tokenizer
-    model = next((folder / name for name in SENTENCEPIECE_FILES if (folder / name).exists()), None)
-    if model is None:
+    found = [folder / name for name in (VOCABULARY, *SENTENCEPIECE_FILES) if (folder / name).exists()]
+    if not found:
         raise InputError(f"{folder}: found neither {FILE} nor {VOCABULARY}; add the tokenizer's files")
-    _check_settings(folder, settings, _SETTINGS_OF_SENTENCEPIECE)
-    return read_sentencepiece(model)
-
-
-def _check_settings(folder: epath.Path, settings: Mapping[str, Any], supported: Mapping[str, Sequence[Any]]) -> None:
-    for name, values in supported.items():
+    for name, values in _SETTINGS[VOCABULARY if found[0].name == VOCABULARY else ".model"].items():
         if settings.get(name) not in values:
             problem = f"{name}={json.dumps(settings[name])}: expected {json.dumps(values[0])} without a {FILE}"
-            raise InputError(f"{folder / SETTINGS}: {problem}; {_FIX}")
+            raise InputError(f"{folder / SETTINGS}: {problem}; save one by save_pretrained of transformers")
+    if found[0].name != VOCABULARY:
+        return read_sentencepiece(found[0])
+    if not isinstance(stated, bool):
+        raise InputError(f"{folder}: unknown case, no do_lower_case in {SETTINGS}; pass --cased or --uncased")
+    return read_vocab_file(found[0], stated, settings.get("strip_accents"))
 
 
-def read_vocab_file(
-    path: epath.Path, lowercase: bool | None, strip_accents: bool | None = None, **rules: Any
-) -> Tokenizer:
+def read_vocab_file(path: epath.Path, lowercase: bool | None, strip_accents: bool | None = None) -> Tokenizer:
     r"""Reads a `vocab.txt`: UTF-8, one piece a line, the line (from 0) is the id. Only "\n" ends a line.
 
     Args:
       path: the file.
       lowercase: whether text is lower-cased; None if it is unless a piece is a capital letter.
       strip_accents: whether accents of lower-cased text are stripped; None for the default.
-      rules: see `wordpiece_tokenizer`.
 
     Raises:
       InputError: missing file, invalid UTF-8, or an empty or duplicate line.
@@ -136,7 +109,7 @@ def read_vocab_file(
         log.info("%s is cased (it contains the piece %r): case and accents of text are kept", path, capital)
         lowercase, strip_accents = False, None
     try:
-        return wordpiece_tokenizer(vocab, lowercase is not False, strip_accents=strip_accents, **rules)
+        return wordpiece_tokenizer(vocab, lowercase is not False, strip_accents=strip_accents)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
@@ -155,50 +128,38 @@ def read_sentencepiece(path: epath.Path) -> Tokenizer:
         data = atomic.read_whole(path)
         library = sentencepiece.SentencePieceProcessor()
         library.LoadFromSerializedProto(data)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as a SentencePiece model ({error!s:.200})") from error
-    try:
-        tokenizer = _from_model(_fields(data), library)
+        tokenizer = _from_model(data, library)
         _compare(path, tokenizer, library)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
+    except Exception as error:  # `tokenizers` has no class of its own for a damaged table
+        raise InputError(f"{path}: cannot be read as a SentencePiece model of type unigram ({error!s:.300})") from error
     return tokenizer
 
 
-def _fields(message: bytes) -> dict[int, list[Any]]:
-    """Returns the values of the fields of a protocol buffer message, by number.
-
-    The compiled module of sentencepiece requires protobuf 7.
-    """
-    parsed = empty_pb2.Empty()
-    parsed.ParseFromString(message)
-    found: dict[int, list[Any]] = {}
-    for field in unknown_fields.UnknownFieldSet(parsed):
-        found.setdefault(field.field_number, []).append(field.data)
-    return found
-
-
-def _from_model(model: dict[int, list[Any]], library: sentencepiece.SentencePieceProcessor) -> Tokenizer:
-    """Returns the tokenizer of a SentencePiece model, with the fields of sentencepiece_model.proto."""
-    trainer, normalizer = (_fields(model.get(number, [b""])[0]) for number in (2, 3))
-    if (kind := trainer.get(3, [_UNIGRAM])[0]) != _UNIGRAM:
-        raise InputError(f"the SentencePiece model has model_type={kind}: expected {_UNIGRAM} (unigram)")
-    entries = [_fields(entry) for entry in model[1]]
-    pieces = [entry.get(1, [b""])[0].decode() for entry in entries]
-    scores = [struct.unpack("<f", struct.pack("<I", entry.get(2, [0])[0]))[0] for entry in entries]
+def _from_model(data: bytes, library: sentencepiece.SentencePieceProcessor) -> Tokenizer:
+    """Returns the tokenizer of a SentencePiece model."""
+    numbers = range(library.get_piece_size())
+    pieces = [(library.id_to_piece(number), library.get_score(number)) for number in numbers]
+    special = {number for number in numbers if library.is_control(number) or library.is_unknown(number)}
     unk = library.unk_id()
-    fast = tokenizers.Tokenizer(models.Unigram(list(zip(pieces, scores, strict=True)), unk_id=unk, byte_fallback=False))
-    try:
-        steps = [normalizers.Precompiled(table) for table in normalizer.get(2, []) if table]
-    except Exception as error:  # tokenizers has no class of its own for it
-        raise InputError(f"the SentencePiece model is damaged ({error}); restore the file") from error
+    fast = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=unk, byte_fallback=False))
+    steps = [normalizers.Precompiled(table) for table in _fields(_fields([data], _NORMALIZER), _TABLE) if table]
     spaces = [normalizers.Replace(Regex("[ ▁]+"), " "), normalizers.Replace(Regex(" $"), "")]
     fast.normalizer = normalizers.Sequence([*steps, *spaces])
     fast.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=True)
     fast.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="first", split=True)
-    fast.add_tokens([piece for piece, entry in zip(pieces, entries, strict=True) if entry.get(3) == [_USER_DEFINED]])
-    names = find_special_tokens({piece: index for index, piece in enumerate(pieces)}, (None, pieces[unk], *[None] * 3))
-    return Tokenizer(json.loads(fast.to_str()), names)
+    # Other pieces than user-defined symbols are less probable than 1.
+    fast.add_tokens([piece for number, (piece, score) in enumerate(pieces) if score == 0 and number not in special])
+    return Tokenizer(json.loads(fast.to_str()), (None, pieces[unk][0], None, None, None))
+
+
+def _fields(messages: list[bytes], number: int) -> list[bytes]:
+    """Returns the values of a field of protocol buffer messages. The module of sentencepiece requires protobuf 7."""
+    values = []
+    for message in messages:
+        parsed = empty_pb2.Empty()
+        parsed.ParseFromString(message)
+        values += [field.data for field in unknown_fields.UnknownFieldSet(parsed) if field.field_number == number]
+    return values
 
 
 def _compare(path: epath.Path, tokenizer: Tokenizer, library: sentencepiece.SentencePieceProcessor) -> None:

@@ -10,17 +10,16 @@ import hashlib
 import json
 import os
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tokenizers
 from etils import epath
-from tokenizers import decoders, processors
+from tokenizers import decoders, models, processors
 
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.text import bert_rules
 
 FILE, SETTINGS, SPECIAL_TOKENS_MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 """Names of files in a folder of `transformers`; the latter two state the special tokens."""
@@ -30,13 +29,9 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 """Special tokens by role, in the order of their ids (from 0) in a vocabulary that `bert-jax vocab` trains."""
 
 _USUAL_NAMES = (("[PAD]", "<pad>"), ("[UNK]", "<unk>"), ("[CLS]", "<s>"), ("[SEP]", "</s>"), ("[MASK]", "<mask>"))
-_TITLES = {
-    "wordpiece": "WordPiece", "unigram": "Unigram", "bpe": "BPE", "byte_bpe": "byte-level BPE", "wordlevel": "words"
-}  # fmt: skip
 _SPACE = "\u2581"  # in which pieces of Unigram and BPE have the space before them
 _WITHOUT_SPACES = (  # scripts, by the beginning of a character's Unicode name
-    "CJK", "HIRAGANA", "KATAKANA", "BOPOMOFO", "IDEOGRAPHIC", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN", "JAVANESE",
-    "BALINESE", "TAI LE", "TAI THAM", "NEW TAI LUE", "TAI VIET", "YI SYLLABLE", "TANGUT", "NUSHU",
+    "CJK", "HIRAGANA", "KATAKANA", "BOPOMOFO", "IDEOGRAPHIC", "THAI", "LAO", "KHMER", "MYANMAR", "TIBETAN",
 )  # fmt: skip
 _DAMAGED = "\ufffd"  # decoded from a part of a character's bytes
 _UNWRITTEN = "\U0010fffd"  # a private character that no text has
@@ -61,31 +56,33 @@ class Tokenizer:
       word_prefix: what text needs before it to be encoded as after other text: a space or nothing.
     """
 
-    def __init__(self, content: Mapping[str, Any], special_tokens: Sequence[str] | None = None) -> None:
+    def __init__(self, content: Mapping[str, Any], special_tokens: Sequence[str | None] = (None,) * len(ROLES)) -> None:
         """Builds a tokenizer.
 
         Args:
           content: the contents of a `tokenizer.json`.
-          special_tokens: the names in the order of `ROLES`; None for the usual names, such as [CLS] or <s>.
+          special_tokens: the names in the order of `ROLES`; None for a usual name, such as [CLS] or <s>.
 
         Raises:
           InputError: the library refuses the content, or a special token is missing.
         """
-        ids = _ids(content)
-        self.special_tokens = tuple(special_tokens or find_special_tokens(ids))
-        if missing := [token for token in self.special_tokens if token not in ids]:
-            raise InputError(f"the tokenizer lacks its special tokens {' '.join(missing)}; add them as special tokens")
+        self._full = _build(json.dumps(content))
+        self._ids = ids = self._full.get_vocab(with_added_tokens=True)
+        self.special_tokens = _find_special_tokens(ids, special_tokens)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (ids[name] for name in self.special_tokens)
-        self.content = _with_roles(content, ids, self.special_tokens)
-        self._ids = ids
-        hidden = {name: f"{name} {_UNWRITTEN}" for name in self.special_tokens}
-        self._plain = _build(_renamed(self.content, hidden), {hidden.get(piece, piece): ids[piece] for piece in ids})
+        self.content = _with_roles(self._full, self.special_tokens)
+        self.kind = _kind(self.content)
+        if self.kind == "wordpiece":  # without it, the library joins punctuation marks to words
+            self._full.decoder = decoders.WordPiece(self._prefix, cleanup=False)
+        hidden = json.dumps({**self.content, "post_processor": None})
+        for name in self.special_tokens:
+            hidden = hidden.replace(json.dumps(name), json.dumps(f"{name} {_UNWRITTEN}"))
+        self._plain = _build(hidden)  # to which the names of special tokens are ordinary text
         self.vocab_size = max(ids.values()) + 1
         pieces = [""] * self.vocab_size
         for piece, index in ids.items():
             pieces[index] = piece
         self.vocab = tuple(pieces)
-        self.kind = _kind(self.content)
         normalizer = self._plain.normalizer
         letter, accented = (normalizer.normalize_str(text) if normalizer else text for text in ("A", "é"))
         self.lowercase, self.strip_accents = "a" in letter, "e" in accented and "\u0301" not in accented
@@ -93,7 +90,7 @@ class Tokenizer:
         self.word_prefix = "" if begin == inside else " "
 
     def __repr__(self) -> str:
-        return f"Tokenizer({self.title}, {self.vocab_size} pieces, lowercase={self.lowercase}, {self.sha256[:8]})"
+        return f"Tokenizer({self.kind}, {self.vocab_size} pieces, lowercase={self.lowercase}, {self.sha256[:8]})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (json.dumps(self.to_json()),)
@@ -109,23 +106,15 @@ class Tokenizer:
         """Returns the complete tokenizer as JSON, for a checkpoint."""
         return {"special_tokens": list(self.special_tokens), "tokenizer": self.content}
 
-    @property
-    def title(self) -> str:
-        """The name of the algorithm, for readers."""
-        return _TITLES[self.kind]
-
-    @property
+    @functools.cached_property
     def follows_bert(self) -> bool:
-        """True for WordPiece with BERT's rules for text, see `bert_rules.py`, and no tokens besides the pieces."""
-        return bert_rules.follows_bert(self.content) and self._added == {*self.special_tokens}
+        """True for WordPiece with BERT's rules for text, see `wordpiece.py`, and no tokens besides the pieces."""
+        types = [(self.content[part] or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer")]
+        return types == ["WordPiece", "BertNormalizer", "BertPreTokenizer"] and self._added == {*self.special_tokens}
 
     @functools.cached_property
     def sha256(self) -> str:
-        """Hash that is equal if ids have the same meaning.
-
-        With BERT's rules it is that of the pieces, and of case and accents. It is the same for the reference's and the
-        library's, which differ on rare characters.
-        """
+        """Hash that is equal if ids have the same meaning. With BERT's rules it is of pieces, case and accents."""
         value: Any = {part: self.content[part] for part in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
         if self.follows_bert:
             value = [self.vocab, self.lowercase, self.strip_accents, False]
@@ -135,14 +124,6 @@ class Tokenizer:
     def ids_sha256(self) -> str:
         """Hash that is equal if each id has the same piece and the same role, by whatever rules text is encoded."""
         return hashlib.sha256(json.dumps([self.vocab, self.special_tokens]).encode()).hexdigest()
-
-    @functools.cached_property
-    def _full(self) -> tokenizers.Tokenizer:
-        """The tokenizer that recognizes special tokens in text, which `_plain` does not."""
-        full = _build(self.content, self._ids)
-        if self.kind == "wordpiece":  # without it, the library joins punctuation marks to words
-            full.decoder = decoders.WordPiece(self._prefix, cleanup=False)
-        return full
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Returns the ids of each text, without [CLS] and [SEP]. A literal "[SEP]" or "[MASK]" is ordinary text."""
@@ -208,7 +189,7 @@ class Tokenizer:
         if self._prefix:
             return np.array([not piece.startswith(self._prefix) for piece in self.vocab]), ~begins
         texts = list(map(self._text, self.vocab))
-        if self.kind in ("wordpiece", "wordlevel") or not any(text.startswith(" ") for text in texts):
+        if not any(text.startswith(" ") for text in texts):
             return begins, ends
         for index, (piece, text) in enumerate(zip(self.vocab, texts, strict=True)):
             if piece not in self.special_tokens:
@@ -274,7 +255,7 @@ def read_tokenizer(location: str | os.PathLike[str]) -> Tokenizer:
     named = [settings.get(f"{role}_token") for role in ROLES]
     names = [token.get("content") if isinstance(token, dict) else token for token in named]
     try:
-        return Tokenizer(content, find_special_tokens(_ids(content), [str(name) if name else None for name in names]))
+        return Tokenizer(content, [str(name) if name else None for name in names])
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
 
@@ -294,100 +275,46 @@ def read_settings(folder: epath.Path) -> dict[str, Any]:
     return settings
 
 
-def _ids(content: Any) -> dict[str, int]:
-    """Returns the id of each piece. Raises InputError for a content of another form."""
-    try:
-        vocab = content["model"]["vocab"]
-        ids = dict(vocab) if isinstance(vocab, dict) else {piece: index for index, (piece, _) in enumerate(vocab)}
-        ids |= {token["content"]: token["id"] for token in content.get("added_tokens") or []}
-    except (TypeError, KeyError, ValueError) as error:
-        raise InputError(f"expected the library's format: model.vocab and added_tokens ({error!r:.80})") from error
-    return ids
-
-
-def find_special_tokens(ids: Mapping[str, int], known: Sequence[str | None] = (None,) * len(ROLES)) -> list[str]:
+def _find_special_tokens(ids: Mapping[str, int], known: Sequence[str | None]) -> tuple[str, ...]:
     """Returns the name of each role's token: the known one, or else the first usual name that is a piece.
 
     Raises InputError for a role without one.
     """
     found = [
-        name or next((one for one in usual if one in ids), None)
+        name if name in ids else next((one for one in usual if name is None and one in ids), "")
         for name, usual in zip(known, _USUAL_NAMES, strict=True)
     ]
-    if missing := [SPECIAL_TOKENS[index] for index, name in enumerate(found) if name is None]:
-        raise InputError(f"the tokenizer lacks special tokens: {' '.join(missing)}; name them in a {SETTINGS}")
-    return [str(name) for name in found]
+    if missing := [SPECIAL_TOKENS[index] for index, name in enumerate(found) if not name]:
+        raise InputError(f"the tokenizer lacks special tokens: {' '.join(missing)}; name its own in a {SETTINGS}")
+    return tuple(str(name) for name in found)
 
 
 def _kind(content: Mapping[str, Any]) -> str:
-    kind = content["model"].get("type", "WordPiece").lower()
-    if kind == "bpe" and any(step["type"] == "ByteLevel" for step in _steps(content["pre_tokenizer"])):
-        return "byte_bpe"
-    if kind not in _TITLES:
-        raise InputError(f"model.type={kind!r:.60}: expected WordPiece, Unigram, BPE or WordLevel")
-    return str(kind)
+    kind = str(content["model"]["type"]).lower()
+    return "byte_bpe" if kind == "bpe" and "ByteLevel" in json.dumps(content["pre_tokenizer"]) else kind
 
 
-def _steps(step: Any) -> Iterator[dict[str, Any]]:
-    """Yields a normalizer or pre-tokenizer of `tokenizer.json`, or the parts of a sequence of them."""
-    if step and step["type"] == "Sequence":
-        for part in step.get("pretokenizers") or step.get("normalizers") or []:
-            yield from _steps(part)
-    elif step:
-        yield step
-
-
-def _with_roles(content: Mapping[str, Any], ids: Mapping[str, int], special_tokens: Sequence[str]) -> dict[str, Any]:
-    """Returns the content with special tokens for the roles, and the template of BERT's input."""
+def _with_roles(full: tokenizers.Tokenizer, special_tokens: Sequence[str]) -> dict[str, Any]:
+    """Gives a tokenizer special tokens for the roles and the template of BERT's input, and returns its content."""
     _, _, cls, sep, _ = special_tokens
-    added = {token["content"]: token for token in content.get("added_tokens") or []}
-    for name in special_tokens:
-        rules = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-        added[name] = {"id": ids[name], "content": name, **rules, **added.get(name, {}), "special": True}
-
-    ids_of_template = [(name, ids[name]) for name in (cls, sep)]
-    template = processors.TemplateProcessing([cls, "$A", sep], [cls, "$A", sep, "$B:1", f"{sep}:1"], ids_of_template)
-    return {
-        "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": sorted(added.values(), key=lambda token: token["id"]),
-        "normalizer": content.get("normalizer"), "pre_tokenizer": content.get("pre_tokenizer"),
-        "post_processor": json.loads(template.__getstate__()), "decoder": content.get("decoder"),
-        "model": {"type": "WordPiece", **content["model"]},
-    }  # fmt: skip
+    full.add_special_tokens(list(special_tokens))
+    ids = [(name, full.token_to_id(name)) for name in (cls, sep)]
+    full.post_processor = processors.TemplateProcessing([cls, "$A", sep], [cls, "$A", sep, "$B:1", f"{sep}:1"], ids)
+    full.no_truncation()
+    full.no_padding()
+    if isinstance(full.model, models.BPE):
+        full.model.dropout = None
+    content: dict[str, Any] = json.loads(full.to_str())
+    return content
 
 
-def _renamed(content: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the content of a tokenizer whose special tokens have other `names`: the old ones are ordinary text."""
-    model = dict(content["model"])
-    if isinstance(model["vocab"], dict):
-        model["vocab"] = {names.get(piece, piece): index for piece, index in model["vocab"].items()}
-    else:
-        model["vocab"] = [(names.get(piece, piece), score) for piece, score in model["vocab"]]
-    if model.get("unk_token"):
-        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
-    if "merges" in model:
-        pairs = (pair.split(" ", 1) if isinstance(pair, str) else pair for pair in model["merges"])
-        model["merges"] = [list(pair) for pair in pairs if "".join(pair) not in names]
-    added = [{**token, "content": names.get(token["content"], token["content"])} for token in content["added_tokens"]]
-    return {**content, "added_tokens": added, "post_processor": None, "model": model}
-
-
-def _build(content: Mapping[str, Any], ids: Mapping[str, int]) -> tokenizers.Tokenizer:
-    """Builds the library's tokenizer, without dropout of merges. InputError for other ids there, or an invalid file."""
-    model = content["model"]
-    if model["type"] in ("WordPiece", "WordLevel") and model.get("unk_token", "[UNK]") not in model["vocab"]:
-        raise InputError(f"model.unk_token={model.get('unk_token')!r:.60}: expected one of model.vocab")
-    if model["type"] == "Unigram" and model.get("unk_id") is None:
-        raise InputError("model.unk_id=null: expected the id of the unknown token")
+def _build(text: str) -> tokenizers.Tokenizer:
+    """Builds the library's tokenizer of a `tokenizer.json`. Raises InputError for an invalid one."""
     try:
-        whole = {"dropout": None} if "dropout" in model else {}
-        built = tokenizers.Tokenizer.from_str(json.dumps({**content, "model": {**model, **whole}}))
-        found = built.get_vocab(with_added_tokens=True)
+        built = tokenizers.Tokenizer.from_str(text)
+        built.encode("ꓐᎠⵣ")  # no word of any language: fails without a piece for unknown ones
     except Exception as error:  # the library raises no other class
         raise InputError(f"the library `tokenizers` refuses the file: {error!s:.200}") from error
-    if differing := [piece for piece in ids if found.get(piece) != ids[piece]]:
-        piece = differing[0]
-        raise InputError(f"added_tokens: {piece!r} has id {ids[piece]}, and {found.get(piece)} in the library")
     return built
 
 

@@ -8,14 +8,12 @@ from bert_jax.sections import CheckedOptions, option
 
 KINDS = ("wordpiece", "unigram", "bpe", "byte_bpe")
 
-WORDPIECE_COVERAGE = 0.99995
-"""The share of the text's characters that a WordPiece alphabet covers, from the most frequent down.
+COVERAGE = 0.99995
+"""The share of the text's characters that pieces cover, from the most frequent down.
 
 A word with any other character is [UNK]. Without the limit, rare characters fill the vocabulary: with 1.0, half of
 8,192 pieces trained on English Wikipedia are characters like U+10CC0.
 """
-SUBWORD_COVERAGE = 0.9995
-"""The same share for Unigram and BPE; the default of the `sentencepiece` library."""
 
 MAX_PIECES = 1 << 22
 """Maximum pieces of a vocabulary to train: the trainers allocate memory for all before they count a word."""
@@ -37,24 +35,6 @@ class VocabularyOptions(CheckedOptions):
         choices=KINDS,
     )
     size: int = option(30522, "maximum number of pieces, special tokens included", low=1, high=MAX_PIECES)
-    character_coverage: float = option(
-        0.0,
-        "share of the text's characters that become pieces; words with others are [UNK]; "
-        f"0: {WORDPIECE_COVERAGE} for wordpiece, {SUBWORD_COVERAGE} for unigram and bpe",
-        low=0,
-        high=1,
-        metavar="SHARE",
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kind == "byte_bpe" and self.character_coverage:
-            raise InputError("character_coverage: kind=byte_bpe covers every character; remove it")
-
-    @property
-    def coverage(self) -> float:
-        """The share of the text's characters that become pieces."""
-        return self.character_coverage or (WORDPIECE_COVERAGE if self.kind == "wordpiece" else SUBWORD_COVERAGE)
 
     @property
     def strip_accents(self) -> bool:

@@ -1,9 +1,8 @@
 """Memoizes tokenization by word, at several times the speed of the tokenizer.
 
-BERT's tokenizer and those that `bert-jax vocab` trains, but for byte-level BPE, tokenize each word independently. The
-ids of a text are then the concatenated ids of its words, and few distinct words make up most of any text. Texts are
-split at U+0020, and around ASCII punctuation if the tokenizer does so: it handles all other word boundaries. Texts of
-any other tokenizer are not split.
+BERT's rules for text encode each word independently. The ids of a text are then the concatenated ids of its words, and
+few distinct words make up most of any text. Texts are split at U+0020 and around ASCII punctuation: the tokenizer
+handles all other word boundaries. Texts of any other tokenizer are not split.
 """
 
 import functools
@@ -15,13 +14,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from bert_jax.text.tokenizer import Tokenizer, token_dtype
-from bert_jax.text.vocabulary_training import follows_training
 
 CAPACITY = 1 << 20
 """Maximum number of cached words, some 200 MB. A full cache is cleared."""
 
 _MARK = f"[{re.escape(string.punctuation)}]"
-_WORDS = re.compile(rf"[^ {_MARK[1:]}+|{_MARK}")  # half as many words as between spaces
+_WORDS = re.compile(rf"[^ {_MARK[1:]}+|{_MARK}")
 _LONGEST = 32  # characters; longer words rarely recur and are not cached
 
 
@@ -31,8 +29,6 @@ class WordCache:
     def __init__(self, tokenizer: Tokenizer):
         self.tokenizer = tokenizer
         self.dtype = token_dtype(tokenizer.vocab_size)
-        self._split = _at_punctuation if _isolates_punctuation(tokenizer) else _at_spaces
-        self._encodes_words = tokenizer.follows_bert or follows_training(tokenizer)
         self._ids: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
@@ -41,11 +37,10 @@ class WordCache:
 
         The ids equal those of `Tokenizer.encode_words`.
         """
-        if not self._encodes_words:
+        if not self.tokenizer.follows_bert:
             return [np.array(ids, self.dtype).tobytes() for ids in self.tokenizer.encode_words(texts)]
-        split = list(map(self._split, texts))
         with self._lock:
-            return self._encode(split)
+            return self._encode([_WORDS.findall(text) for text in texts])
 
     def _encode(self, split: list[list[str]]) -> list[bytes]:
         if len(self._ids) > CAPACITY:
@@ -58,22 +53,6 @@ class WordCache:
             if len(word) > _LONGEST:
                 del self._ids[word]
         return encoded
-
-
-def _at_spaces(text: str) -> list[str]:
-    return text.split(" ")
-
-
-def _at_punctuation(text: str) -> list[str]:
-    """Splits text into words and ASCII punctuation marks; a Σ is another lowercase letter before some marks."""
-    return _WORDS.findall(text) if "Σ" not in text else text.split(" ")
-
-
-def _isolates_punctuation(tokenizer: Tokenizer) -> bool:
-    """Returns True if every ASCII punctuation mark is a word of its own, as in BERT's tokenizer."""
-    whole = tokenizer.encode_batch([f"a{mark}b{mark}c" for mark in string.punctuation])
-    parts = [tokenizer.encode_batch(["a", mark, "b", mark, "c"]) for mark in string.punctuation]
-    return whole == [[token for ids in found for token in ids] for found in parts]
 
 
 @functools.lru_cache(maxsize=4)

@@ -1,34 +1,42 @@
-"""WordPiece vocabularies as tokenizers, with BERT's rules for text."""
+"""WordPiece vocabularies as tokenizers, with BERT's rules for text: those of BertTokenizer of `transformers`.
+
+Text is cleaned (control characters dropped) and CJK characters are separated. For an uncased vocabulary, text is
+lower-cased, and its accents are stripped unless `strip_accents` is False. Words are split at white space
+and punctuation. Each word is split greedily into the longest matching pieces of the vocabulary, those after the first
+with `##`. A word without a match, or longer than 100 characters, is [UNK].
+
+`tokenization.py` of google-research/bert differs on rare characters: it keeps private characters, has the final sigma
+of Greek, follows a newer version of Unicode, and allows 200 characters.
+"""
 
 import json
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import decoders, models
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.errors import InputError
-from bert_jax.text.bert_rules import REFERENCE, normalizer, pre_tokenizer
 from bert_jax.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 
 CONTINUATION = "##"
-MAX_WORD_CHARACTERS = 200
-"""Maximum length of a word; longer ones are [UNK]. (The library's default is 100.)"""
-
-LIBRARY_MAX_WORD_CHARACTERS = 100
 
 
-def wordpiece_tokenizer(
-    vocab: Sequence[str], lowercase: bool, *, strip_accents: bool | None = None, text: str = REFERENCE,
-    max_word_characters: int = MAX_WORD_CHARACTERS,
-) -> Tokenizer:  # fmt: skip
+def bert_tokenizer(model: models.WordPiece, *, lowercase: bool, strip_accents: bool | None = None) -> FastTokenizer:
+    """Returns the library's tokenizer of a model, with BERT's rules. `strip_accents` None follows `lowercase`."""
+    fast = FastTokenizer(model)
+    fast.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
+    fast.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    fast.decoder = decoders.WordPiece(prefix=CONTINUATION)
+    return fast
+
+
+def wordpiece_tokenizer(vocab: Sequence[str], lowercase: bool, *, strip_accents: bool | None = None) -> Tokenizer:
     """Returns the tokenizer of a vocabulary, whose index is the id.
 
     Args:
       vocab: the pieces; those that continue a word begin with `##`.
       lowercase: whether text is lower-cased.
       strip_accents: whether accents are stripped; None if they are where text is lower-cased.
-      text: `REFERENCE` or `LIBRARY` of `bert_rules.py`.
-      max_word_characters: longer words are [UNK].
 
     Raises:
       InputError: a special token is missing, or a piece is empty, duplicate or contains a line end.
@@ -41,11 +49,5 @@ def wordpiece_tokenizer(
         raise InputError(f"the vocabulary has two pieces {duplicate!r}; rename one, as [unused1]: other ids stay")
     if bad := [piece for piece in vocab if not piece or "\n" in piece or "\r" in piece]:
         raise InputError(f"the vocabulary has an invalid piece {bad[0]!r}; expected text on one line")
-    model = models.WordPiece(
-        ids, unk_token="[UNK]", max_input_chars_per_word=max_word_characters, continuing_subword_prefix=CONTINUATION
-    )
-    fast = FastTokenizer(model)
-    fast.normalizer = normalizer(bool(lowercase), strip_accents, text)
-    fast.pre_tokenizer = pre_tokenizer(text)
-    fast.decoder = decoders.WordPiece(prefix=CONTINUATION)
-    return Tokenizer(json.loads(fast.to_str()))
+    model = models.WordPiece(ids, unk_token="[UNK]")
+    return Tokenizer(json.loads(bert_tokenizer(model, lowercase=lowercase, strip_accents=strip_accents).to_str()))

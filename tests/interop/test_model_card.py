@@ -52,15 +52,15 @@ def test_the_kind_of_tokenizer_and_its_rules(vocabulary: list[str], tmp_path: Pa
     checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary)
     sentences = helpers.make_corpus(20).split("\n")
     tokenizers = {
-        "WordPiece, uncased, accents stripped": checkpoint.tokenizer,
-        "WordPiece, uncased, accents kept": wordpiece_tokenizer(vocabulary, True, strip_accents=False),
-        "WordPiece, cased, accents kept": wordpiece_tokenizer(vocabulary, False),
-        "BPE, cased, accents kept": train_vocabulary(sentences, VocabularyOptions(kind="bpe", size=200, cased=True)),
+        "wordpiece, uncased, accents stripped": checkpoint.tokenizer,
+        "wordpiece, uncased, accents kept": wordpiece_tokenizer(vocabulary, True, strip_accents=False),
+        "wordpiece, cased, accents kept": wordpiece_tokenizer(vocabulary, False),
+        "bpe, cased, accents kept": train_vocabulary(sentences, VocabularyOptions(kind="bpe", size=200, cased=True)),
     }
     for described, tokenizer in tokenizers.items():
         changed = dataclasses.replace(checkpoint, tokenizer=tokenizer)
         card = model_card(changed, "BertForPreTraining", "name", parameters=1)
-        assert f"- {tokenizer.vocab_size:,} pieces of {described}\n" in card
+        assert f"- {tokenizer.vocab_size:,} pieces, {described}\n" in card
 
 
 def test_an_imported_model_has_no_results(vocabulary: list[str], tmp_path: Path):

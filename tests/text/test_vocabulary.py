@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
+from bert_jax.text import vocabulary_training
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
 from bert_jax.text.vocabulary_options import VocabularyOptions
 from bert_jax.text.vocabulary_training import train_vocabulary
@@ -41,17 +42,18 @@ def test_special_tokens_come_first_then_the_alphabet_then_merges():
 
 
 def test_words_too_long_for_the_tokenizer_are_dropped():
-    vocabulary = pieces(["ab", "x" * 201, "y" * 200], 100)
+    vocabulary = pieces(["ab", "x" * 101, "y" * 100], 100)
     assert {"a", "y", "##y"} <= set(vocabulary)
     assert not any("x" in piece for piece in vocabulary)
 
 
-def test_vocabulary_size_is_reached_unless_the_text_is_too_small(caplog):
+def test_vocabulary_size_is_reached_unless_the_text_is_too_small(caplog, monkeypatch):
     letters = random.Random(1)
     documents = [" ".join("".join(letters.choices("abcdé€§", k=6)) for _ in range(50)) for _ in range(100)]
     assert len(pieces(documents, 600, cased=True)) == 600
     documents += [f"q{chr(0x1200 + i)}" for i in range(300)]  # "q" is common, but no word with it is kept.
-    vocabulary = pieces(documents, 600, cased=True, character_coverage=0.985)
+    monkeypatch.setattr(vocabulary_training, "COVERAGE", 0.985)
+    vocabulary = pieces(documents, 600, cased=True)
     assert len(vocabulary) == 600
     assert "q" not in vocabulary
     assert not caplog.records

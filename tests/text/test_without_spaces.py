@@ -57,7 +57,7 @@ def test_pieces_of_sentences_without_spaces(language, tmp_path):
     """BPE, since a unigram model of so little text has hardly a piece of two characters."""
     lines = write_corpus(tmp_path, language)
     vocabulary = tmp_path / "bpe.json"
-    kind = ["--kind", "bpe", "--size", 80, "--character_coverage", 1]
+    kind = ["--kind", "bpe", "--size", 80]
     assert run("vocab", "--input", tmp_path / "text.txt", "--output", vocabulary, *kind) == 0
     dataset = prepare(tmp_path, vocabulary, language)
     report = inspect_dataset(str(tmp_path / "data"))

@@ -67,6 +67,8 @@ def test_threads(tokenizer, monkeypatch):
     cache = WordCache(tokenizer)
 
     class Slow:
+        follows_bert = True
+
         def encode_batch(self, words):
             time.sleep(0.002)
             return tokenizer.encode_batch(words)

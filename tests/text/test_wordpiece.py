@@ -43,9 +43,9 @@ def test_words_are_cut_as_bert_cuts_them(tokenizer):
     assert pieces(tokenizer, "") == []
 
 
-def test_words_above_200_characters_are_unknown(tokenizer):
-    assert pieces(tokenizer, "a" * 200) == ["a", *["##a"] * 199]
-    assert pieces(tokenizer, "a" * 201) == ["[UNK]"]
+def test_words_above_100_characters_are_unknown(tokenizer):
+    assert pieces(tokenizer, "a" * 100) == ["a", *["##a"] * 99]
+    assert pieces(tokenizer, "a" * 101) == ["[UNK]"]
 
 
 def test_it_survives_pickle_json_and_files(tokenizer, tmp_path):

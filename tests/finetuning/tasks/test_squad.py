@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import reference_tokenizer as reference
 from support import squad_examples
 
 from bert_jax.errors import BertJaxError, InputError
@@ -100,11 +99,10 @@ def slow_label(question: Question, tokenize: Callable[[str], list[str]]) -> tupl
 
 def slow_windows(questions: list[Question], vocabulary: Tokenizer, length: int, stride: int, query: int):
     """(question, ids, first_length, max_context, start, end) of every window."""
-    pieces = set(vocabulary.vocab)
 
     @functools.cache
     def tokenize(text: str) -> list[str]:
-        return reference.tokenize(text, pieces, vocabulary.lowercase)
+        return [vocabulary.vocab[token] for token in vocabulary.encode_batch([text])[0]]
 
     for index, question in enumerate(questions):
         asked = tokenize(question.question)[:query]
