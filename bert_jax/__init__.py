@@ -24,9 +24,8 @@ with epy.lazy_api_imports(globals()):  # `import bert_jax` does not wait for JAX
     from bert_jax.commands.models import evaluate, export, features, fill_mask, import_, predict
     from bert_jax.commands.runs import check, compile, report, study
     from bert_jax.config import FinetuneConfig, PretrainConfig, StudyConfig, load_config
-    from bert_jax.data.corpora.corpus_options import CorpusOptions
     from bert_jax.data.dataset import PreparedDataset
-    from bert_jax.data.preparation.options import PrepareOptions
+    from bert_jax.data.options import CorpusOptions, PrepareOptions
     from bert_jax.errors import BertJaxError, InputError
     from bert_jax.finetuning.finetune import finetune
     from bert_jax.inference.pretrained import Encoded, Filling, FineTuned, PreTrained, load

@@ -22,7 +22,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.config import PretrainConfig, load_config
-from bert_jax.data.preparation.options import PrepareOptions
+from bert_jax.data.options import PrepareOptions
 from bert_jax.data.preparation.pipeline import prepare
 from bert_jax.errors import BertJaxError, InputError, Interrupted, NotBegun
 from bert_jax.files import remote

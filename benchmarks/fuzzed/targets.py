@@ -220,9 +220,8 @@ def _dataset() -> dict[str, bytes]:
             "\n".join(f"{a} {b} is a line of text.\n{b} {a} another one." for a in TEXTS for b in "abcdefgh")
         )
         output = Path(folder, "data")
-        prepare(
-            [str(text)], wordpiece_tokenizer(VOCABULARY, True), str(output), PrepareOptions(seq_len=16), allow_unk=1.0
-        )
+        options = PrepareOptions(seq_len=16, allow_unk=1.0)
+        prepare([str(text)], wordpiece_tokenizer(VOCABULARY, True), str(output), options)
         return {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()}
 
 
@@ -287,7 +286,6 @@ _SWAG = (
     ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n"
     + "".join(f'{n},v{n},{n},a b,a,b,gold,one,"two, 2",three,four,{n % 4}\n' for n in range(4))
 )  # fmt: skip
-_WIKI = '<doc id="1" url="u" title="T">\nT\n\nA film.\nIt was good.\n</doc>\n<doc id="2">\nB\n\nText.\n</doc>\n'
 _METRICS = "".join(
     json.dumps({"step": 10 * step} | row) + "\n"
     for step in (1, 2)
@@ -300,7 +298,6 @@ _METRICS = "".join(
 TARGETS = {
     "corpus: text": Target("corpus.txt", lambda: _encoded("\n".join(TEXTS), "\n\n".join(TEXTS * 3)), _documents),
     "corpus: JSON lines": Target("corpus.jsonl", lambda: _encoded(_JSON_LINES), _documents),
-    "corpus: WikiExtractor": Target("wiki_00", lambda: _encoded(_WIKI), _documents),
     "corpus: CSV": Target("corpus.csv", lambda: _encoded(_CSV), _documents),
     "corpus: TSV": Target("corpus.tsv", lambda: _encoded(_TSV), _documents),
     "corpus: gzip": Target("corpus.txt.gz", lambda: [gzip.compress(text) for text in _encoded(*TEXTS)], _documents),

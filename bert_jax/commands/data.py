@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from bert_jax.command_line.arguments import File, FileOrCheckpoint, Folder, Option, command
 from bert_jax.commands import Result
-from bert_jax.data.corpora.corpus_options import CorpusOptions
-from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
+from bert_jax.data.options import CorpusOptions, PrepareOptions
 from bert_jax.errors import InputError
 from bert_jax.progress import Bars, silent
 from bert_jax.text.vocabulary_options import VocabularyOptions
@@ -92,7 +91,6 @@ def _documents(
     """Gives the documents of a corpus, read with a progress bar. Raises InputError at once for a missing file."""
     from bert_jax.data.corpora import corpus
     from bert_jax.data.corpora.corpus_inputs import spool
-    from bert_jax.data.corpora.text_hints import warn_of_text
 
     def read() -> Iterator[str]:
         total = sum(piece.bytes for piece in slices)
@@ -104,8 +102,7 @@ def _documents(
 
     with tempfile.TemporaryDirectory(prefix="bert-jax-vocab-") as folder:
         slices = corpus.plan(list(spool(input, Path(folder)).values()), reading)
-        strip_accents = training.kind == "wordpiece" and training.strip_accents
-        warn_of_text(slices, reading, lowercase=not training.cased, strip_accents=strip_accents)
+        corpus.warn_of_text(slices, reading, lowercase=not training.cased)
         yield read()
 
 
@@ -126,8 +123,7 @@ def _open_tokenizer(location: str) -> "Tokenizer":
 @command
 def prepare(
     input: Inputs, vocab: FileOrCheckpoint, output: Folder, options: PrepareOptions | None = None, *,
-    allow_unk: Annotated[float, Option("SHARE")] = MAX_SHARE, workers: int | None = None,
-    scratch: Folder | None = None, seed: int = 0, runner: Annotated[str, Option("RUNNER")] = "local",
+    workers: int | None = None, seed: int = 0, runner: Annotated[str, Option("RUNNER")] = "local",
     beam_options: Sequence[str] = (), bars: Bars = silent,
 ) -> Result:  # fmt: skip
     """Prepares a dataset from raw text.
@@ -138,9 +134,7 @@ def prepare(
     Args:
       vocab: a tokenizer.json, or a folder with one: a dataset, an export or a model of transformers; or a checkpoint
       output: the dataset's folder, new or empty
-      allow_unk: maximum share of [UNK] tokens before failing
       workers: processes of the local runner; default: the number of CPU cores
-      scratch: local folder for temporary files; default: beside --output
       seed: seed of pairs, lengths and labels
       runner: local, or an Apache Beam runner: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...; its options
         follow `--` at the end of the command
@@ -152,14 +146,15 @@ def prepare(
       bert-jax prepare --input hf://datasets/wikimedia/wikipedia/20231101.en --vocab tokenizer.json --output wiki
       bert-jax prepare --input 'domain/*.txt' --vocab imported --output data
     """
-    from bert_jax.data.preparation import pipeline, report
+    from bert_jax.data import report
+    from bert_jax.data.preparation import pipeline
 
     info = pipeline.prepare(
-        input, _open_tokenizer(vocab), output, options or PrepareOptions(),
-        seed=seed, workers=os.cpu_count() or 1 if workers is None else workers, scratch=scratch, runner=runner,
-        beam_options=beam_options, allow_unk=allow_unk, vocabulary=vocab, bars=bars,
+        input, _open_tokenizer(vocab), output, options or PrepareOptions(), seed=seed, runner=runner,
+        workers=os.cpu_count() or 1 if workers is None else workers, beam_options=beam_options, bars=bars,
     )  # fmt: skip
-    return Result({"output": output, **report.describe(info)}, "\n".join([*report.render(info), *_next(output, info)]))
+    counts = report.describe(info)
+    return Result({"output": output, **counts}, "\n".join([*report.render(counts), *_next(output, info)]))
 
 
 @command
@@ -178,10 +173,10 @@ def inspect(data: Folder, /, *, samples: int = 3, seed: int = 0) -> Result:
       bert-jax inspect data
       bert-jax inspect data --samples 10 --json
     """
-    from bert_jax.data.inspection import inspect_dataset, render
+    from bert_jax.data.report import inspect_dataset, render
 
     report = inspect_dataset(data, samples=samples, seed=seed)
-    return Result(report, render(report))
+    return Result(report, "\n".join(render(report)))
 
 
 def _next(data: str, info: "DatasetInfo") -> list[str]:

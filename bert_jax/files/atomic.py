@@ -131,17 +131,17 @@ def new_folder(output: str) -> epath.Path:
 
 
 @contextmanager
-def whole_folder(folder: epath.Path, last: str, scratch: str | None = None) -> Iterator[epath.Path]:
+def whole_folder(folder: epath.Path, last: str) -> Iterator[epath.Path]:
     """Context manager that yields a new local folder and publishes it as `folder`; deletes it after an error.
 
     For a local `folder`, which must not exist or must be empty, it lies beside it and is renamed. Such folders that
-    earlier, killed processes left are deleted. For a remote one, it lies in the local folder `scratch`, by default that
-    of the system, and its files are uploaded, `last` at the end: if `last` exists, the folder is complete.
+    earlier, killed processes left are deleted. For a remote one, it is a temporary folder, and its files are uploaded,
+    `last` at the end: if `last` exists, the folder is complete.
 
     Raises InputError for a folder that another process filled meanwhile.
     """
     if is_remote(folder):
-        with tempfile.TemporaryDirectory(prefix="bert-jax-", dir=scratch) as local:
+        with tempfile.TemporaryDirectory(prefix="bert-jax-") as local:
             make_folder(folder)
             yield epath.Path(local)
             store, target = store_of(folder)

@@ -147,7 +147,7 @@ def separated_rows(
         elif len(row) == len(names):
             yield position, dict(zip(names, row, strict=True))
         elif row not in ([], [""]):
-            hint = "quote a field that contains a separator" if quotes else "prepare reads quotes with --tsv_quotes"
+            hint = "quote a field that contains a separator" if quotes else "a table with quotes is named .csv"
             yield position, BadRow(f"expected {len(names)} fields as in the header, got {len(row)}; {hint}")
 
 

@@ -40,10 +40,10 @@ def named_format(path: str) -> str:
 
 
 def text_format(path: str) -> str:
-    """Returns the format of a corpus file: "text", "wiki" (WikiExtractor's), or one of `named_format`.
+    """Returns the format of a corpus file: "text", or one of `named_format`.
 
-    A file of another name is "wiki" if it begins with <doc, and "json" if it begins with an object. Raises InputError
-    for a file that cannot be read, and for one that is neither text nor named as a table.
+    A file of another name is "json" if it begins with an object. Raises InputError for a file that cannot be read, and
+    for one that is neither text nor named as a table.
     """
     named = named_format(path)
     if named in ("parquet", "arrow"):
@@ -57,7 +57,9 @@ def text_format(path: str) -> str:
             f"{path}: not text in UTF-8 (byte 0x00 at offset {head.index(0)}); name compressed files "
             f"{', '.join(COMPRESSED)}, re-encode text, such as with iconv -f UTF-16 -t UTF-8, and leave out other files"
         )
-    return named or ("wiki" if head.startswith(b"<doc ") else "json" if _JSON_OBJECT.match(head) else "text")
+    if head.startswith(b"<doc "):
+        raise InputError(f"{path}: <doc> elements; run WikiExtractor with --json")
+    return named or ("json" if _JSON_OBJECT.match(head) else "text")
 
 
 def open_text(path: str) -> BinaryIO:

@@ -88,12 +88,13 @@ def test_any_text_is_accepted(text: str, suffix: str, tmp_path: Path):
     assert "\n\n".join(documents(path)).split() == text.removeprefix("\ufeff").split()
 
 
-@pytest.mark.parametrize("name", ["wiki_00", "wiki.xml", "wiki.txt"])
-def test_files_of_wikiextractor_are_known_by_their_beginning(name: str, tmp_path: Path):
-    (tmp_path / name).write_text('<doc id="1" url="u" title="A">\nA\n\nThe ship.\n\n</doc>\n')
-    assert documents(tmp_path / name) == ["The ship."]
-    (tmp_path / name).write_text('{"id": "1", "text": "The ship."}\n')
-    assert documents(tmp_path / name) == ["The ship."]
+def test_files_of_wikiextractor_are_known_by_their_beginning(tmp_path: Path):
+    path = tmp_path / "wiki_00"
+    path.write_text('{"id": "1", "text": "The ship."}\n')
+    assert documents(path) == ["The ship."]
+    path.write_text('<doc id="1" url="u" title="A">\nA\n\nThe ship.\n\n</doc>\n')
+    with pytest.raises(InputError, match=r"wiki_00: .*--json"):
+        documents(path)
 
 
 def test_a_line_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -9,11 +9,11 @@ from bert_jax.files import provenance
 SMALL = {"seq_len": 64, "eval_fraction": 0.1, "sentences": "lines"}
 
 
-def run(inputs, tokenizer, output, *, seed=0, workers=1, allow_unk=0.2, **options):
+def run(inputs, tokenizer, output, *, seed=0, workers=1, **options):
     inputs = [str(path) for path in (inputs if isinstance(inputs, list) else [inputs])]
     small = {**SMALL, "sentences": "split"} if "ids_field" in options else SMALL  # ids have no lines
     chosen = PrepareOptions(**{**small, **options})
-    prepare(inputs, tokenizer, str(output), chosen, seed=seed, workers=workers, allow_unk=allow_unk)
+    prepare(inputs, tokenizer, str(output), chosen, seed=seed, workers=workers)
     return PreparedDataset(str(output))
 
 

@@ -1,12 +1,8 @@
-"""Scripts that need what the reference strips as accents: `--keep_accents`, and the warnings of `bert-jax vocab`."""
-
-import unicodedata
-
-import pytest
+"""Scripts that need what the reference strips as accents: `--keep_accents`."""
 
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.inspection import inspect_dataset
+from bert_jax.data.report import inspect_dataset
 from bert_jax.text.tokenizer import read_tokenizer
 
 KOREAN = [
@@ -14,13 +10,6 @@ KOREAN = [
     "아이들이 운동장에서 공을 찬다.", "비가 오면 우산을 쓰고 걷는다.", "그는 밤마다 책을 읽고 편지를 쓴다.",
     "겨울에는 산에 눈이 많이 내린다.", "친구와 함께 기차를 타고 부산에 갔다.",
 ]  # fmt: skip
-NEED_MARKS = {
-    "ko": KOREAN,
-    "th": ["ฉันกินข้าวที่บ้าน วันนี้อากาศดีมาก", "แม่ไปตลาดซื้อปลาและผลไม้"],
-    "hi": ["मैं आज स्कूल जा रहा हूँ।", "बच्चे नदी के किनारे खेलते हैं।"],
-    "ja": ["私は昨日、友だちと駅で会いました。", "子どもたちは庭で犬と遊んでいます。"],
-    "my": ["ကျွန်တော် ကျောင်းကို သွားမယ်။", "အမေ ဈေးမှာ ငါး ဝယ်တယ်။"],
-}
 
 
 def vocab(folder, documents, *options: object, size: int = 400) -> int:
@@ -45,29 +34,6 @@ def prepare(folder, *options: object) -> PreparedDataset:
     ]  # fmt: skip
     assert cli.main([str(argument) for argument in arguments]) == 0
     return PreparedDataset(str(folder / "data"))
-
-
-def names_the_option(capsys) -> bool:
-    """Returns True if a warning of the command names `--keep_accents`."""
-    return any(" WARNING " in line and "--keep_accents" in line for line in capsys.readouterr().err.splitlines())
-
-
-@pytest.mark.parametrize(
-    ("language", "decomposed"),
-    # Decomposed Hangul is letters already, which nothing strips.
-    [
-        (language, decomposed)
-        for language in NEED_MARKS
-        for decomposed in (False, True)
-        if (language, decomposed) != ("ko", True)
-    ],
-)
-def test_vocab_names_the_option_for_scripts_that_need_it(language, decomposed, tmp_path, capsys):
-    documents = NEED_MARKS[language]
-    if decomposed:
-        documents = [unicodedata.normalize("NFD", text) for text in documents]
-    assert vocab(tmp_path, documents) == 0
-    assert names_the_option(capsys)
 
 
 def test_uncased_korean_keeps_its_syllables(tmp_path):

@@ -9,7 +9,7 @@ from support.devices import one_device  # noqa: F401
 
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.inspection import inspect_dataset
+from bert_jax.data.report import inspect_dataset
 
 PARTS = {  # who, does what, where; each combination is a sentence
     "th": (["ฉัน", "แม่", "เพื่อน", "เด็ก"], ["กินข้าว", "อ่านหนังสือ", "ดูหนัง"], ["ที่บ้าน", "ในสวน", "ที่โรงเรียน", "ในเมือง"]),
@@ -62,7 +62,7 @@ def test_pieces_of_sentences_without_spaces(language, tmp_path):
     dataset = prepare(tmp_path, vocabulary, language)
     report = inspect_dataset(str(tmp_path / "data"))
     assert report["unk_rate"] == 0
-    assert sum(split["sentences"] for split in report["splits"].values()) == len(lines)
+    assert sum(report[split]["sentences"] for split in ("train", "eval")) == len(lines)
     tokenizer = dataset.tokenizer
     for line, ids in zip(lines, tokenizer.encode_batch(lines), strict=True):
         assert 3 <= len(ids) < 0.6 * len(line)  # neither whole sentences nor single characters

@@ -1,4 +1,4 @@
-"""Parallel reading of documents from corpora: text, JSON lines, tables, WikiExtractor files and TFDS datasets.
+"""Parallel reading of documents from corpora: text, JSON lines, tables and TFDS datasets.
 
 `expand` resolves inputs to files, `plan` splits the files into slices that can be read independently, and `read` yields
 the documents of one slice. Every document belongs to exactly one slice: reading the slices in order yields the same
@@ -12,42 +12,39 @@ documents as reading the files sequentially, for any slice size.
 | format | recognized by | a slice is a range of | reader |
 | --- | --- | --- | --- |
 | Parquet, Arrow | suffix | row groups, record batches | `record_corpus` |
-| CSV; TSV with quotes | suffix | the file | `record_corpus` |
+| CSV | suffix | the file | `record_corpus` |
 | TSV | suffix | bytes | `record_corpus` |
 | JSON lines | suffix `.jsonl`, `.ndjson`, `.json`, or a first line such as `{"id":` | bytes | `record_corpus` |
-| WikiExtractor's | `<doc ` at the start | bytes | here |
 | plain text | any other name | bytes | here |
 | TFDS | `tfds:NAME` | examples | `tfds_corpus` |
 
 All but Parquet, Arrow and TFDS are also read as `.gz`, `.bz2`, `.xz` or `.zst`; such a file is one slice. The text of a
 record is its field `CorpusOptions.text_field`.
 
-Ownership of documents. In plain text, a *boundary* is a blank line (in WikiExtractor files, a `<doc ...>` line). A
-slice [start, end) owns the documents whose last boundary before them begins in [start, end); the slice at 0 also
-owns the first document of the file. A slice reads past its end to finish its last document, and never reads before
-its start to find its first. A document that is too long is split at lines that depend only on the file's bytes: with
-M = `max_document_bytes`, of which `start` is a multiple, at the first line that begins at or after k * M if no
-boundary begins in the M bytes before k * M. A document of up to M bytes is therefore never split, one of 2 M bytes
-always is, no part is larger than 2 M bytes and a line, and a file without any blank line is still distributed over its
-slices.
+Ownership of documents. In plain text, a *boundary* is a blank line. A slice [start, end) owns the documents whose last
+boundary before them begins in [start, end); the slice at 0 also owns the first document of the file. A slice reads past
+its end to finish its last document, and never reads before its start to find its first. A document that is too long is
+split at lines that depend only on the file's bytes: with M = `max_document_bytes`, of which `start` is a multiple, at
+the first line that begins at or after k * M if no boundary begins in the M bytes before k * M. A document of up to M
+bytes is therefore never split, one of 2 M bytes always is, no part is larger than 2 M bytes and a line, and a file
+without any blank line is still distributed over its slices.
 """
 
-import html
 import itertools
 import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bert_jax.data.corpora import tfds_corpus
 from bert_jax.data.corpora.corpus_inputs import expand, is_local_file
-from bert_jax.data.corpora.corpus_options import TEXT_FIELD, CorpusOptions
 from bert_jax.data.corpora.record_corpus import COLUMNAR, columnar_slices, columnar_texts, row_texts
+from bert_jax.data.options import CorpusOptions
 from bert_jax.errors import InputError
-from bert_jax.files.text_files import COMPRESSED, Utf8, decode_line, file_bytes, lines_from, locate, text_format
+from bert_jax.files.text_files import COMPRESSED, Utf8, decode_line, file_bytes, lines_from, text_format
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +53,12 @@ SLICE_BYTES = 8 << 20
 _GROUP_FILES = 1024  # maximum, since opening a remote file takes a request
 _RECORDED_FILES = 1000  # in a provenance record
 
-
-_WIKI_DOC = b"<doc "
-_WIKI_TITLE = re.compile(rb'\btitle="(.*)"\s*>\s*$')
+_SAMPLED_SLICES, _SAMPLED_DOCUMENTS, _SAMPLED_CHARACTERS = 8, 100, 1 << 14  # of a corpus, a slice, a document
+_HTML = re.compile(
+    r"</?(?:a|b|br|div|em|h[1-6]|i|img|li|p|span|strong|table|td|tr|ul)\b[^<>]{0,200}>|&(?:[a-z]{2,8}|#\d+);"
+)
+_FREQUENT_HTML = 2000  # characters of text a tag or entity, below which they are frequent
+_FREQUENT_I = 0.02  # of the letters i of any kind: İ and ı are some 25% of them in Turkish
 
 
 @dataclass(frozen=True)
@@ -78,48 +78,34 @@ class Slice:
     bytes: int
 
 
-def plan(
-    inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE_BYTES, *, vocabulary: str = ""
-) -> list[Slice]:
+def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE_BYTES) -> list[Slice]:
     """Splits a corpus into slices of about `slice_bytes` bytes, in the order of `expand`.
 
     Compressed files, CSV and, with `documents="file"`, plain text are one slice each. Other text is cut in slices of
     `max_document_bytes`.
-    The file `vocabulary` is skipped.
 
     Raises:
-      InputError: as `expand`, an unreadable file, a file that is neither text nor a table, a TFDS dataset that is not
-        prepared, or a `text_field` for inputs none of which has fields.
+      InputError: as `expand`, an unreadable file, a file that is neither text nor a table, or a TFDS dataset that is
+        not prepared.
     """
-    files = expand(inputs, options.text_field, vocabulary)
-    if options.text_field != TEXT_FIELD and not any(map(_has_fields, files)):
-        raise InputError(f"text_field={options.text_field}: got only text, such as {files[0]}; drop the option")
-    return [
-        Slice(path, *cut)
-        for path in files
-        for cut in (
-            tfds_corpus.slices(path, slice_bytes)
-            if tfds_corpus.is_tfds(path)
-            else _file_slices(path, options, slice_bytes)
-        )
-    ]
+    files = expand(inputs, options.text_field)
+    return [Slice(path, *cut) for path in files for cut in _cuts(path, options, slice_bytes)]
 
 
-def _file_slices(path: str, options: CorpusOptions, slice_bytes: int) -> list[tuple[int, int | None, int]]:
+def _cuts(path: str, options: CorpusOptions, slice_bytes: int) -> Sequence[tuple[int, int | None, int]]:
+    """Returns (start, end, bytes) of the slices of a file."""
+    if tfds_corpus.is_tfds(path):
+        return tfds_corpus.slices(path, slice_bytes)
     size = file_bytes(path)
     if size <= slice_bytes or path.lower().endswith(tuple(COMPRESSED)):
         return [(0, None, size)]
     kind = text_format(path)
     if kind in COLUMNAR:
         return columnar_slices(path, kind, size, slice_bytes)
-    if kind == "csv" or (kind == "tsv" and options.tsv_quotes) or (kind == "text" and options.documents == "file"):
+    if kind == "csv" or (kind == "text" and options.documents == "file"):
         return [(0, None, size)]
-    step = options.max_document_bytes if kind in ("text", "wiki") else slice_bytes
+    step = options.max_document_bytes if kind == "text" else slice_bytes
     return [(start, end, end - start) for start, end in itertools.pairwise([*range(0, size, step), size])]
-
-
-def _has_fields(path: str) -> bool:
-    return tfds_corpus.is_tfds(path) or text_format(path) not in ("text", "wiki")
 
 
 def group_slices(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
@@ -140,11 +126,11 @@ def group_slices(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
     return [tuple(group) for group in joined]
 
 
-def describe_files(slices: Sequence[Slice], inputs: Mapping[str, str], options: CorpusOptions) -> dict[str, Any]:
+def describe_files(slices: Sequence[Slice], inputs: Mapping[str, str]) -> dict[str, Any]:
     """Returns the files of a `plan` for a provenance record, as JSON.
 
-    Keys: `count`, `bytes`, `text_field` unless it is the default, and `files`, the first `_RECORDED_FILES`, with `path`
-    and `bytes`. `inputs` has the path of each input by its name, which differ for a stream.
+    Keys: `count`, `bytes`, and `files`, the first `_RECORDED_FILES`, with `path` and `bytes`. `inputs` has the path of
+    each input by its name, which differ for a stream.
     """
     sizes: Counter[str] = Counter()
     for piece in slices:
@@ -154,7 +140,6 @@ def describe_files(slices: Sequence[Slice], inputs: Mapping[str, str], options: 
     return {
         "count": len(sizes),
         "bytes": sizes.total(),
-        **({} if options.text_field == TEXT_FIELD else {"text_field": options.text_field}),
         "files": [{"path": paths[path], "bytes": sizes[path]} for path in list(sizes)[:_RECORDED_FILES]],
     }
 
@@ -164,8 +149,7 @@ def read(piece: Slice, options: CorpusOptions) -> Iterator[str]:
 
     A document is its lines joined by "\n", each stripped of white space, without blank lines; empty documents are
     dropped. Only "\n" ends a line ("\r\n" too, as "\r" is white space; and "\r" in a file without "\n"): U+2028 and
-    similar characters do not. Documents that are split because of `max_document_bytes` are logged as one warning, and
-    so are the lines and values with invalid UTF-8 that `errors` replaces, with their number.
+    similar characters do not. The lines and values with invalid UTF-8 that `errors` replaces are counted in a warning.
 
     Raises:
       InputError: with the file and the line (from 1, counted in the whole file): invalid UTF-8, a record without a
@@ -175,11 +159,8 @@ def read(piece: Slice, options: CorpusOptions) -> Iterator[str]:
     path, start, end = piece.path, piece.start, piece.end
     utf8 = Utf8(options.errors)
     kind = "tfds" if tfds_corpus.is_tfds(path) else text_format(path)
-    if kind in ("text", "wiki"):
-        is_boundary = _is_wiki_boundary if kind == "wiki" else _is_blank
-        if kind == "text" and options.documents == "file":
-            is_boundary = _is_never_boundary
-        yield from _documents(path, start, end, options, utf8, is_boundary)
+    if kind == "text":
+        yield from _documents(path, start, end, options, utf8)
     else:
         if kind == "tfds":
             texts = tfds_corpus.texts(path, start, end, utf8)
@@ -202,50 +183,52 @@ def _is_blank(line: bytes) -> bool:
     return not stripped.decode("utf-8", "replace").strip()  # U+00A0, U+3000 and similar are blank, too.
 
 
-def _is_wiki_boundary(line: bytes) -> bool:
-    return line.startswith(_WIKI_DOC)
-
-
-def _is_never_boundary(line: bytes) -> bool:
-    return False
-
-
-def _documents(
-    path: str, start: int, end: int | None, options: CorpusOptions, utf8: Utf8, is_boundary: Callable[[bytes], bool]
-) -> Iterator[str]:
-    """Yields the documents that a slice owns; see the module's docstring. Those of WikiExtractor have no titles."""
-    limit = options.max_document_bytes
+def _documents(path: str, start: int, end: int | None, options: CorpusOptions, utf8: Utf8) -> Iterator[str]:
+    """Yields the documents of plain text that a slice owns; see the module's docstring."""
+    limit, has_blank_lines = options.max_document_bytes, options.documents == "blank_line"
     before = itertools.takewhile(lambda line: line[0] < start, lines_from(path, start - limit, start) if start else ())
-    is_quiet = not any(is_boundary(line) for _, line in before)
+    is_quiet = not any(has_blank_lines and _is_blank(line) for _, line in before)
     block, last_boundary = max(start // limit - 1, 0), -1 if is_quiet else start - 1
     lines: list[str] = []  # of the current document
-    title = ""  # of a WikiExtractor document, whose first line repeats it
-    owned, at_boundary, warned = start == 0, True, False
+    owned = start == 0
     for offset, line in lines_from(path, start, end):
-        boundary = is_boundary(line)
+        boundary = has_blank_lines and _is_blank(line)
         past, block = block, offset // limit
         broken = not boundary and block > past and last_boundary < (block - 1) * limit
-        if boundary or broken:
-            if lines and broken and at_boundary and not warned:
-                warned = True
-                where = locate(path, offset)
-                log.warning("%s: split a document of more than %d bytes, as further ones in this file", where, limit)
-            if lines:
-                yield "\n".join(lines)
-            lines, title, owned, at_boundary = [], "", True, boundary
+        if lines and (boundary or broken):
+            yield "\n".join(lines)
+            lines = []
+        owned = owned or boundary or broken
         if end is not None and offset >= end and (boundary or broken or not owned):
             return
         if boundary:
-            last_boundary, title = offset, _wiki_title(line)
-        elif owned:
-            text = decode_line(line, path, offset, utf8).strip()
-            if text and not (title and title in (text, html.unescape(text))) and text != "</doc>":
-                lines.append(text)
-            title = title if not text else ""
+            last_boundary = offset
+        elif owned and (text := decode_line(line, path, offset, utf8).strip()):
+            lines.append(text)
     if lines:
         yield "\n".join(lines)
 
 
-def _wiki_title(line: bytes) -> str:
-    match = _WIKI_TITLE.search(line) if line.startswith(_WIKI_DOC) else None
-    return html.unescape(match[1].decode("utf-8", "replace")).strip() if match else ""
+def warn_of_text(slices: Sequence[Slice], options: CorpusOptions, *, lowercase: bool) -> None:
+    """Logs a warning if a sample has many HTML tags or entities, or the letters i that lower-casing confuses.
+
+    Text that cannot be read is left to the reader of the whole corpus.
+    """
+    logging.disable(logging.WARNING)  # all slices are read later, with their warnings and errors
+    try:
+        text = "\n".join(
+            document[:_SAMPLED_CHARACTERS]
+            for piece in slices[:: -(-len(slices) // _SAMPLED_SLICES) or 1]
+            for document in itertools.islice(read(piece, options), _SAMPLED_DOCUMENTS)
+        )
+    except InputError:
+        return
+    finally:
+        logging.disable(logging.NOTSET)
+    if len(found := _HTML.findall(text)) * _FREQUENT_HTML > len(text):
+        shown = " and ".join(list(dict.fromkeys(found))[:3])
+        log.warning("The text has many HTML tags and entities, such as %s, which become tokens: remove them", shown)
+    special, plain = (sum(map(text.count, letters)) for letters in ("İı", "iI"))
+    if lowercase and special > _FREQUENT_I * (special + plain):
+        share = 100 * special / (special + plain)
+        log.warning("%.0f%% of the letters i are İ or ı, which lower-casing confuses: train with --cased", share)

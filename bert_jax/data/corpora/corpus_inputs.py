@@ -1,11 +1,10 @@
 """Resolves the inputs of a corpus to files: paths, folders, patterns, object stores, TFDS datasets and streams.
 
-In a folder or the matches of a pattern, files are skipped whose names are those of descriptions of a dataset, such as
-README.md, or of files of a prepared dataset, a tokenizer or a model; unless there are no others. A file that is named
-itself is always read.
+In a folder or the matches of a pattern, a file is text by its extension: .txt, one of JSON lines (but .json, which is
+that of many descriptions) or of a table, or none; or the extension that the input ends with. Names such as LICENSE and
+vocab.txt are no text. A file that is named itself is always read.
 """
 
-import contextlib
 import glob
 import logging
 import os
@@ -14,33 +13,26 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 from bert_jax.data.corpora import tfds_corpus
-from bert_jax.data.corpora.corpus_options import TEXT_FIELD
+from bert_jax.data.options import TEXT_FIELD
 from bert_jax.errors import InputError
 from bert_jax.files import remote
+from bert_jax.files.text_files import COMPRESSED, named_format
 
 log = logging.getLogger(__name__)
 
-_NO_TEXT = re.compile(
-    r"(readme|licen[cs]e|copying|notice|citation|changelog|contributing)(?![a-z])[^.]*(\.(md|markdown|rst|txt|cff|bib))?"
-    r"|dataset(_infos?|_dict)?\.json|state\.json|croissant\.json|provenance\.json|.*\.(npy|array_record)"
-    r"|_SUCCESS|_(common_)?metadata|_(committed|started)_.*"  # of Spark
-    r"|tokenizer(_config)?\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt"
-    r"|(.*_)?config\.json|metrics\.jsonl|.*\.(model|safetensors|bin|pt|h5|msgpack|onnx)",
-    re.IGNORECASE,
-)
+_NO_TEXT = re.compile(r"_|(readme|licen[cs]e|copying|notice|citation|changelog|vocab|merges|metrics)(?![a-z])", re.I)
 _NAMED = 5  # skipped files in the log
 _STDIN = "-"
 
 
-def expand(inputs: Sequence[str], text_field: str = TEXT_FIELD, vocabulary: str = "") -> list[str]:
+def expand(inputs: Sequence[str], text_field: str = TEXT_FIELD) -> list[str]:
     """Resolves paths, folders and glob patterns to files.
 
     Each input's files are sorted, inputs keep their order, and duplicate files, links resolved, are read once. A
     folder stands for every file below it, with links to folders followed; names that begin with a dot are skipped, as
-    in shell patterns. "tfds:NAME" becomes "tfds:NAME:train:TEXT_FIELD". The file `vocabulary` is skipped.
+    in shell patterns. "tfds:NAME" becomes "tfds:NAME:train:TEXT_FIELD".
 
     Raises:
       InputError: no input, a missing file, a name that is not UTF-8, or a pattern or folder without files.
@@ -52,8 +44,6 @@ def expand(inputs: Sequence[str], text_field: str = TEXT_FIELD, vocabulary: str 
     for name in inputs:
         for path in _expand_one(name, text_field):
             files.setdefault(os.path.realpath(path) if is_local_file(path) else path, path)
-    if vocabulary and files.pop(os.path.realpath(vocabulary), "") and not files:
-        raise InputError(f"input={inputs[0]}: no file with text is left beside the vocabulary {vocabulary}")
     return list(files.values())
 
 
@@ -73,16 +63,24 @@ def _expand_one(name: str, text_field: str) -> list[str]:
         files = sorted({file for top in tops for file in _local_files(top)})
     for file in files:
         remote.parse_path(file)
-    if not files:
-        kind = "the pattern matches no file" if glob.has_magic(name) else "not found, or a folder without files"
-        raise InputError(f"input={name}: {kind}; check it, and quote a pattern to protect it from the shell")
-    skipped = [path for path in files if files != [name] and _NO_TEXT.fullmatch(os.path.basename(path))]
-    if skipped and len(skipped) < len(files):
+    skipped = [path for path in files if files != [name] and not _is_text(path, name)]
+    if skipped:
         shown = ", ".join(skipped[:_NAMED]) + (f" and {len(skipped) - _NAMED} more" if skipped[_NAMED:] else "")
         log.warning("--input=%s: skipped, by their names no text: %s; to read one, name it", name, shown)
         dropped = {*skipped}
         files = [path for path in files if path not in dropped]
+    if not files:
+        kind = "the pattern matches no file" if glob.has_magic(name) else "not found, or a folder without files"
+        raise InputError(f"input={name}: {kind} of text; check it, and quote a pattern to protect it from the shell")
     return files
+
+
+def _is_text(path: str, name: str) -> bool:
+    stem, extension = os.path.splitext(os.path.basename(path).lower())
+    if extension in COMPRESSED:
+        extension = os.path.splitext(stem)[1]
+    is_known = extension in ("", ".txt") or (named_format(path) != "" and not path.lower().endswith(".json"))
+    return not _NO_TEXT.match(stem) and (is_known or name.lower().endswith(extension))
 
 
 def _matches(pattern: str) -> list[str]:
@@ -130,22 +128,13 @@ def is_stream(name: str) -> bool:
 def spool(inputs: Sequence[str], folder: Path) -> dict[str, str]:
     """Copies each stream among the inputs to a file in `folder`, as a corpus is read in parts.
 
-    Returns:
-      The path of each input, by its name: that of the copy of a stream.
-
-    Raises:
-      InputError: stdin is a terminal, or a stream is empty.
+    Returns the path of each input, by its name: that of the copy of a stream.
     """
     paths = {name: name for name in inputs}
     for number, name in enumerate(filter(is_stream, paths)):
-        if name == _STDIN and (sys.stdin is None or sys.stdin.isatty()):
-            raise InputError("input=-: stdin is a terminal; pipe text to the command or name a file")
         copy = folder / str(number) / ("stdin" if name == _STDIN else os.path.basename(name))
         copy.parent.mkdir()
-        with contextlib.ExitStack() as stack:
-            source: BinaryIO = sys.stdin.buffer if name == _STDIN else stack.enter_context(open(name, "rb"))
-            shutil.copyfileobj(source, stack.enter_context(open(copy, "wb")), 1 << 20)
-        if not copy.stat().st_size:
-            raise InputError(f"input={name}: got no bytes; pipe text to the command")
+        with sys.stdin.buffer if name == _STDIN else open(name, "rb") as source, open(copy, "wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
         paths[name] = str(copy)
     return paths

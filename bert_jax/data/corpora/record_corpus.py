@@ -1,7 +1,7 @@
 """Reads documents from records: a line of JSON, or a row of CSV, TSV, Parquet or Arrow, whose text is in one field.
 
 Parquet and Arrow may have token ids in place of text: a row is a list of sentences, which are lists of ids; or one list
-of ids, a document of one sentence. A slice of JSON lines, or of TSV without quotes, is a range of bytes, one of a
+of ids, a document of one sentence. A slice of JSON lines, or of TSV, is a range of bytes, one of a
 Parquet or Arrow file a range of its row groups or record batches. Other files are one slice.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_jax.data.corpora.corpus_options import CorpusOptions
+from bert_jax.data.options import CorpusOptions
 from bert_jax.errors import InputError
 from bert_jax.files.tables import (
     BadRow,
@@ -64,8 +64,11 @@ def columnar_texts(
     field = options.text_field
     with columnar_file(path, kind) as file:
         found = _type_of(path, file.schema, field, "--text_field")
-        if not _is_text(found):
-            raise InputError(f'{path}: column "{field}" is of type {found}, expected strings; see --text_field')
+        try:
+            pa.nulls(0, found).cast(pa.large_binary())
+        except pa.ArrowNotImplementedError as error:
+            problem = f'column "{field}" is of type {found}, expected strings; see --text_field'
+            raise InputError(f"{path}: {problem}") from error
         for where, first, values in file.batches(start, end, field):
             for row, value in enumerate(values.cast(pa.large_binary()).to_pylist(), first):
                 if value is not None:
@@ -81,7 +84,7 @@ def row_texts(path: str, kind: str, start: int, end: int | None, options: Corpus
     A row whose text is null is skipped. Raises InputError, with the line, for a row that is invalid or has no string in
     the field `text_field`.
     """
-    field, quotes = options.text_field, kind == "csv" or options.tsv_quotes
+    field, quotes = options.text_field, kind == "csv"
     header = next(lines_from(path, 0, None), (0, b""))[1]
     lines = itertools.takewhile(lambda line: end is None or line[0] < end, lines_from(path, start, end))
     rows: Iterable[tuple[int, Mapping[str, Any] | BadRow]]
@@ -113,16 +116,6 @@ def _type_of(path: str, schema: "pa.Schema", column: str, option: str) -> "pa.Da
     if found is None:
         raise _missing_field(path, column, schema.names, option)
     return found
-
-
-def _is_text(found: "pa.DataType") -> bool:
-    import pyarrow as pa
-
-    try:
-        pa.nulls(0, found).cast(pa.large_binary())
-    except pa.ArrowNotImplementedError:
-        return False
-    return True
 
 
 def _lookup(row: Mapping[str, Any], field: str) -> Any:

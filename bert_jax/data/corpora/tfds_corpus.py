@@ -13,12 +13,13 @@ import functools
 import os
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from bert_jax.data.corpora.corpus_options import TEXT_FIELD
+from bert_jax.data.options import TEXT_FIELD
 from bert_jax.errors import InputError
 from bert_jax.files.text_files import Utf8, file_bytes
 
@@ -42,8 +43,7 @@ def normalize(path: str, feature: str) -> str:
     Raises:
       InputError: the input is not of the form `tfds:NAME[:SPLIT[:FEATURE]]`.
     """
-    name, split, field = _parse(path, feature)
-    return f"{PREFIX}{name}:{split}:{field}"
+    return PREFIX + ":".join(_parse(path, feature))
 
 
 def _parse(path: str, feature: str = TEXT_FIELD) -> tuple[str, str, str]:
@@ -62,11 +62,12 @@ def slices(path: str, slice_bytes: int) -> list[tuple[int, int, int]]:
         text feature, or some of its files.
     """
     name, split, feature = _parse(path)
-    features = _open(name).info.features
-    known = [key for key, value in features.items() if value.shape == () and value.np_dtype == np.object_]
+    info = _open(name).info
+    known = [key for key, value in info.features.items() if value.shape == () and value.np_dtype == np.object_]
     if feature not in known:
         raise InputError(f"{path}: unknown text feature {feature!r}; expected one of: {', '.join(sorted(known))}")
-    files = _files(path)
+    with _errors(path):  # the message lists the splits or refers to their notation
+        files = info.splits[split].file_instructions
     total = sum(file.take for file in files)
     if total <= 0:
         raise InputError(f"{path}: split {split!r} has no examples; use another split")
@@ -82,40 +83,20 @@ def texts(path: str, start: int, end: int | None, utf8: Utf8) -> Iterator[str]:
     Raises:
       InputError: as `slices`; or, with the index, an unreadable example or invalid UTF-8.
     """
-    name, _, feature = _parse(path)
-    for number, values in _read(path, start, end, {feature: _open(name).info.features[feature]}):
-        value = values[feature]
-        if value is None:  # a missing optional feature
-            continue
-        try:
-            text = utf8.decode(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value)
-        except ValueError as error:
-            raise InputError(f"{path}: example {number}: {error}") from error
-        yield text
-
-
-def _read(path: str, start: int, end: int | None, features: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
     import tensorflow_datasets as tfds
 
-    name, split, _ = _parse(path)
-    _files(path)
-    records = _open(name).as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
-    decoder = tfds.features.FeaturesDict(features)
+    name, split, feature = _parse(path)
+    builder = _open(name)
+    with _errors(path):
+        records = builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+    decoder = tfds.features.FeaturesDict({feature: builder.info.features[feature]})
     for number in range(len(records))[start:end]:
-        try:
-            values = decoder.deserialize_example_np(records[number])
-        except Exception as error:  # ArrayRecord and TFDS raise various classes for damaged files
-            raise InputError(f"{path}: example {number} cannot be read ({_first_line(error)})") from error
-        yield number, values
-
-
-def _files(path: str) -> Any:
-    """Returns the files of a split. Raises InputError for an unknown split."""
-    name, split, _ = _parse(path)
-    try:
-        return _open(name).info.splits[split].file_instructions
-    except Exception as error:  # of various classes; the message lists the splits or refers to their notation
-        raise InputError(f"{path}: {_first_line(error)}") from error
+        with _errors(f"{path}: example {number}"):
+            value = decoder.deserialize_example_np(records[number])[feature]
+            if value is not None:  # of an optional feature
+                text = utf8.decode(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value)
+        if value is not None:
+            yield text
 
 
 @functools.lru_cache(maxsize=16)
@@ -123,14 +104,18 @@ def _open(name: str) -> Any:
     """Opens a dataset's files as a `tfds.core.DatasetBuilder`, without its code, which may need TensorFlow."""
     import tensorflow_datasets as tfds
 
-    try:
+    fix = f"; set TFDS_DATA_DIR, or run tfds build {name} --file_format=array_record where TensorFlow is"
+    with _errors(PREFIX + name, fix):  # not found, an invalid name, another format, or damaged metadata
         builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=os.environ.get("TFDS_DATA_DIR") or None)
         builder.info.set_file_format("array_record", override=True, override_if_initialized=True)
-    except Exception as error:  # not found, an invalid name, another format, or damaged metadata
-        fix = f"set TFDS_DATA_DIR, or run tfds build {name} --file_format=array_record where TensorFlow is"
-        raise InputError(f"{PREFIX}{name}: cannot be opened ({_first_line(error)}); {fix}") from error
     return builder
 
 
-def _first_line(error: Exception) -> str:
-    return f"{error}".strip().partition("\n")[0].rstrip(".")
+@contextmanager
+def _errors(where: str, fix: str = "") -> Iterator[None]:
+    """Raises the first line of any error of TFDS or ArrayRecord, which are of various classes, as an InputError."""
+    try:
+        yield
+    except Exception as error:
+        reason = f"{error}".strip().partition("\n")[0].rstrip(".")
+        raise InputError(f"{where}: cannot be read ({reason}){fix}") from error

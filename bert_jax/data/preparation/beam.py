@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 def map_tasks(
     function: Callable[[Task], Result], tasks: Sequence[Task], *, runner: str, flags: Sequence[str], work: str
-) -> Iterator[tuple[Task, Result]]:
-    """Yields (task, result) pairs in order; the results pass through the shared folder `work`.
+) -> Iterator[Result]:
+    """Yields the results of tasks in order; they pass through the shared folder `work`.
 
     Raises:
       InputError: that of a task; or an unknown runner, an invalid option, or `work` is not shared with the workers.
@@ -48,14 +48,14 @@ def map_tasks(
         raise BertJaxError(f"runner={runner}: the pipeline failed: {lines[-1]}") from error
     if state != PipelineState.DONE:
         raise BertJaxError(f"runner={runner}: the pipeline ended in state {state}; see its logs")
-    for task, (name, _) in zip(tasks, pickled, strict=True):
+    for name, _ in pickled:
         path = epath.Path(name)
         if not path.exists():
             raise InputError(f"output: not shared with the workers of runner={runner}; use a store (gs://)")
         result = pickle.loads(atomic.read_whole(path))
         if isinstance(result, InputError):
             raise result
-        yield task, result[0]
+        yield result[0]
 
 
 def open_pipeline(runner: str, flags: Sequence[str]) -> beam.Pipeline:

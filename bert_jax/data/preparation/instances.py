@@ -6,23 +6,15 @@ and no token is copied until a record is written.
 """
 
 import itertools
-import random
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import NamedTuple
 
 Document = Sequence[int]
 """Sentence boundaries as token offsets: sentence i is tokens [document[i], document[i + 1])."""
 
-RANDOM_NEXT_RULES = ("paper", "reference")
 SPECIAL_TOKENS_PER_PAIR = 3  # [CLS] A [SEP] B [SEP]
 SPECIAL_TOKENS_PER_SINGLE = 2  # [CLS] A [SEP]
-
-
-class Random(Protocol):
-    """Random number generator, such as `random.Random`."""
-
-    def random(self) -> float: ...
-    def randint(self, a: int, b: int) -> int: ...
 
 
 class Instance(NamedTuple):
@@ -57,12 +49,9 @@ class _NextLabels:
         return is_random
 
 
-def target_length(seq_len: int, short_seq_prob: float, rng: Random) -> int:
-    """Draws the target length of pairs in tokens: seq_len - 3, or with `short_seq_prob` uniform in [2, seq_len - 3]."""
-    longest = seq_len - SPECIAL_TOKENS_PER_PAIR
-    if rng.random() < short_seq_prob:
-        return rng.randint(2, longest)
-    return longest
+def target_length(longest: int, short_seq_prob: float, rng: Random) -> int:
+    """Draws the target length in tokens: `longest`, or with `short_seq_prob` uniform in [2, longest]."""
+    return rng.randint(2, longest) if rng.random() < short_seq_prob else longest
 
 
 def truncate_pair(instance: Instance, max_tokens: int, rng: Random) -> Instance:
@@ -91,20 +80,8 @@ def _random_segment(documents: Sequence[Document], index: int, length: int, rng:
     return document[first], document[last + 1]
 
 
-def _label_draws(rule: str, rng: Random) -> Callable[[int, int], bool]:
-    """Returns the function that draws whether B is random, from the numbers of sentences of chunk and document.
-
-    By the reference's rule, draw for draw, a chunk of one sentence always gets a random B. By the paper's it need not:
-    its real continuation is the next sentence of the document.
-    """
-    if rule == "reference":
-        return lambda in_chunk, _: in_chunk == 1 or rng.random() < 0.5
-    labels = _NextLabels(rng)
-    return lambda _, in_document: labels.draw(next_exists=in_document > 1)
-
-
 def _pairs(
-    documents: Sequence[Document], index: int, target: int, rng: Random, draw: Callable[[int, int], bool]
+    documents: Sequence[Document], index: int, target: int, rng: Random, labels: _NextLabels
 ) -> Iterator[Instance]:
     """Yields the pairs of a document, whose chunks of sentences have about `target` tokens.
 
@@ -118,7 +95,7 @@ def _pairs(
             in_chunk = i + 1 - first
             in_a = rng.randint(1, in_chunk - 1) if in_chunk >= 2 else 1
             a = document[first], document[first + in_a]
-            if draw(in_chunk, sentences):
+            if labels.draw(next_exists=sentences > 1):
                 b = _random_segment(documents, index, target - (a[1] - a[0]), rng)
                 yield Instance(*a, *b, True)
                 i = first + in_a - 1  # sentences not used for A are reused
@@ -141,26 +118,22 @@ def make_singles(
     The rest of a document is an instance of its own. A sentence longer than the target is split into several. The
     target is drawn for each instance, as the corpus may be one document.
     """
-    longest = seq_len - SPECIAL_TOKENS_PER_SINGLE + SPECIAL_TOKENS_PER_PAIR
+    longest = seq_len - SPECIAL_TOKENS_PER_SINGLE
     for document in documents:
         target = target_length(longest, short_seq_prob, rng)
-        instances: list[Instance] = []
+        ends: list[int] = []
         first = document[0]
         for start, stop in itertools.pairwise(document):
-            if first < start and stop - first > target:
-                instances.append(Instance(first, start, start, start, False))
-                first = start
-                target = target_length(longest, short_seq_prob, rng)
             while stop - first > target:
-                instances.append(Instance(first, first + target, first + target, first + target, False))
-                first += target
+                first = start if first < start else first + target
+                ends.append(first)
                 target = target_length(longest, short_seq_prob, rng)
-        instances.append(Instance(first, document[-1], document[-1], document[-1], False))
-        yield instances
+        spans = itertools.pairwise([document[0], *ends, document[-1]])
+        yield [Instance(first, end, end, end, False) for first, end in spans]
 
 
 def make_pairs(
-    documents: Sequence[Document], *, seq_len: int, short_seq_prob: float, random_next: str, rng: Random
+    documents: Sequence[Document], *, seq_len: int, short_seq_prob: float, rng: Random
 ) -> Iterator[list[Instance]]:
     """Yields the instances of each document in order, in one pass over `documents`.
 
@@ -168,19 +141,17 @@ def make_pairs(
       documents: sentence boundaries of each document, offsets into one token array; no empty document or sentence.
       seq_len: tokens in a finished sequence, with [CLS] and two [SEP].
       short_seq_prob: the probability of a shorter target length, drawn for each document.
-      random_next: "paper" (half of all pairs are random) or "reference" (a single sentence always gets a random B,
-        which makes 50-61% of pairs random on real text).
       rng: the source of every draw.
     """
-    draw = _label_draws(random_next, rng)
+    labels = _NextLabels(rng)
     longest = seq_len - SPECIAL_TOKENS_PER_PAIR
     for index in range(len(documents)):
-        target = target_length(seq_len, short_seq_prob, rng)
+        target = target_length(longest, short_seq_prob, rng)
         # The pairs are drawn lazily: each is truncated before the next is drawn, as the reference orders its draws.
-        instances = _pairs(documents, index, target, rng, draw)
+        instances = _pairs(documents, index, target, rng, labels)
         yield [truncate_pair(instance, longest, rng) for instance in instances]
 
 
-def make_rng(*parts: object) -> random.Random:
+def make_rng(*parts: object) -> Random:
     """Creates a `random.Random` seeded by printable parts, deterministic across versions of Python 3."""
-    return random.Random("\x1f".join(str(part) for part in parts))
+    return Random("\x1f".join(str(part) for part in parts))

@@ -27,14 +27,13 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from bert_jax.data import dataset
+from bert_jax.data import dataset, report
 from bert_jax.data.corpora import corpus
 from bert_jax.data.corpora.corpus_inputs import is_local_file, is_stream, spool
-from bert_jax.data.corpora.text_hints import warn_of_text
 from bert_jax.data.dataset import INFO_FILE, SPLITS, TOKEN_COUNTS_FILE, Counts, DatasetInfo
-from bert_jax.data.preparation import report, shards
-from bert_jax.data.preparation.options import MAX_SHARE, PrepareOptions
-from bert_jax.data.preparation.shards import RULES, Bucket, Built
+from bert_jax.data.options import PrepareOptions
+from bert_jax.data.preparation import shards
+from bert_jax.data.preparation.shards import RULES
 from bert_jax.data.preparation.sorted_runs import Job, Run, tokenize, write_run
 from bert_jax.data.preparation.worker_pool import map_tasks
 from bert_jax.errors import InputError, install_hint
@@ -43,32 +42,26 @@ from bert_jax.progress import Bars, silent
 from bert_jax.text.sentences import warn_of_language
 from bert_jax.text.tokenizer import Tokenizer
 
-log = logging.getLogger(__name__)
-
 LOCAL = "local"
 WARN_SHARE = 0.02
 """Share of [UNK] in the text read above which a warning is logged."""
 
 
-RunTasks = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[tuple[Any, Any]]]
-"""Runs a function on each task; yields (task, result) pairs, in any order."""
+RunTasks = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
+"""Runs a function on each task; yields the results in order."""
 
 
 def prepare(
     inputs: Sequence[str], tokenizer: Tokenizer, output: str, options: PrepareOptions, *, seed: int = 0,
-    workers: int = 1, scratch: str | None = None, runner: str = LOCAL, beam_options: Sequence[str] = (),
-    allow_unk: float = MAX_SHARE, vocabulary: str = "", bars: Bars = silent,
+    workers: int = 1, runner: str = LOCAL, beam_options: Sequence[str] = (), bars: Bars = silent,
 ) -> DatasetInfo:  # fmt: skip
     """Prepares the dataset `output`, a new or empty folder, from the corpus `inputs`.
 
-    The files of earlier datasets, and the file or folder `vocabulary` of the tokenizer, are no text, and are skipped.
-
     The `runner` is "local", a pool of `workers` processes, or the name of an Apache Beam runner, which takes
-    `beam_options`. The bytes are the same. Temporary files of the local runner are in `scratch`, by default beside the
-    output.
+    `beam_options`. The bytes are the same. Temporary files of the local runner are beside the output.
 
-    Text with a share of [UNK] above `allow_unk` is refused, before pairs are created if possible. Above `WARN_SHARE`, a
-    warning is logged. The input `-` is stdin; it and pipes are copied to a temporary file.
+    Text with a share of [UNK] above `allow_unk` is refused, before pairs are created. Above `WARN_SHARE`, a warning is
+    logged. The input `-` is stdin; it and pipes are copied to a temporary file.
 
     Raises:
       InputError: the corpus is missing, empty or unreadable, an option is out of range, `output` already exists, the
@@ -79,25 +72,17 @@ def prepare(
     folder = atomic.new_folder(output)
     if workers < 1:
         raise InputError(f"workers={workers}: must be at least 1")
-    if not 0 <= allow_unk <= 1:
-        raise InputError(f"allow_unk={allow_unk}: must be a share from 0 to 1")
-    temporary = None if scratch is None else os.fspath(remote.parse_path(scratch))
-    streams = list(filter(is_stream, inputs))
     _check_runner(runner, beam_options)
     if options.sentences == "split":
         warn_of_language(options.language)
-    plan = partial(corpus.plan, options=options, vocabulary=vocabulary)
-    slices = [] if streams else plan(inputs)  # streams are first copied
+    slices = [] if any(map(is_stream, inputs)) else corpus.plan(inputs, options)  # streams are first copied
     with ExitStack() as stack:
-        new = stack.enter_context(atomic.whole_folder(folder, INFO_FILE, temporary))
-        parent = temporary or str(new)
-        os.makedirs(parent, exist_ok=True)
-        local = stack.enter_context(tempfile.TemporaryDirectory(prefix="bert-jax-prepare-", dir=parent))
+        new = stack.enter_context(atomic.whole_folder(folder, INFO_FILE))
+        local = stack.enter_context(tempfile.TemporaryDirectory(prefix="bert-jax-prepare-", dir=new))
         paths = spool(inputs, Path(local))
-        slices = slices or plan(list(paths.values()))
+        slices = slices or corpus.plan(list(paths.values()), options)
         if not options.ids_field:
-            strip_accents = tokenizer.kind == "wordpiece" and tokenizer.strip_accents
-            warn_of_text(slices, options, lowercase=tokenizer.lowercase, strip_accents=strip_accents)
+            corpus.warn_of_text(slices, options, lowercase=tokenizer.lowercase)
         job = Job(tokenizer, options, seed, local, str(new))
         run_tasks: RunTasks = partial(map_tasks, workers=workers)
         if runner != LOCAL:
@@ -110,11 +95,11 @@ def prepare(
             local_paths = {piece.path for piece in slices if is_local_file(piece.path)}
             slices = [replace(piece, path=os.path.abspath(piece.path)) if piece.path in local_paths else piece
                       for piece in slices]  # fmt: skip
-        info, unknown = _build(slices, job, allow_unk, run_tasks, bars, new)
-        read = {"corpus": corpus.describe_files(slices, paths, options), "vocabulary": {"sha256": tokenizer.sha256}}
+        info, unknown = _build(slices, job, run_tasks, bars, new)
+        read = {"corpus": corpus.describe_files(slices, paths), "vocabulary": {"sha256": tokenizer.sha256}}
         provenance.append(new, provenance.record(read, dataset_hash=info.hash))
-        dataset.warn_of_unknown(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
-        report.warn(info, list(dict.fromkeys(piece.path for piece in slices)))
+    dataset.warn_of_unknown(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
+    report.warn(info)
     return info
 
 
@@ -135,30 +120,38 @@ def _check_runner(runner: str, beam_options: Sequence[str]) -> None:
 
 
 def _build(
-    slices: Sequence[corpus.Slice], job: Job, allow_unk: float, run_tasks: RunTasks, bars: Bars, new: epath.Path
+    slices: Sequence[corpus.Slice], job: Job, run_tasks: RunTasks, bars: Bars, new: epath.Path
 ) -> tuple[DatasetInfo, float]:
     """Runs both passes and writes the dataset; returns its description and the share of [UNK] in the text read."""
+    options = job.options
     runs = _tokenize(slices, job, run_tasks, bars)
-    if not runs:
-        files = list(dict.fromkeys(piece.path for piece in slices))
-        others = f" and {len(files) - 1} more files" if files[1:] else ""
-        raise InputError(f"input={files[0]}{others}: the corpus contains no text; check its files")
     read = sum((run.counts for run in runs), Counts())
+    if not runs:
+        raise InputError(f"input={slices[0].path}: the corpus contains no text; check its files")
     unknown = sum(run.unknown for run in runs) / read.tokens
-    if unknown > allow_unk:
+    if unknown > options.allow_unk:
         case = "uncased" if job.tokenizer.lowercase else "cased"
         raise InputError(
-            f"allow_unk={allow_unk:g}: {unknown:.1%} of the tokens are [UNK]: the vocabulary ({case}) does not match; "
-            f"train one on such text, or pass allow_unk={min(1.0, int(unknown * 20 + 1) / 20):g}"
+            f"allow_unk={options.allow_unk:g}: {unknown:.1%} of the tokens are [UNK]: the vocabulary ({case}) does not "
+            f"match; train one on such text, or pass allow_unk={min(1.0, int(unknown * 20 + 1) / 20):g}"
         )
-    repeated = _repeated_lines(runs, read, job, run_tasks) if job.options.max_line_repeats else None
-    buckets = shards.make_buckets(runs, job.options, shards.repeated_hashes(repeated))
-    built: dict[Bucket, Built] = {}
+    repeated = _repeated_lines(runs, read, job, run_tasks)
+    buckets = shards.make_buckets(runs, options, repeated)
+    splits: dict[str, list[shards.Built]] = {name: [] for name in SPLITS}
     with closing(bars(total=len(buckets), desc="pair and write", unit=" shards")) as bar:
-        for bucket, shard in run_tasks(partial(shards.build, job, runs, repeated), buckets):
-            built[bucket] = shard
+        for bucket, shard in zip(buckets, run_tasks(partial(shards.build, job, runs, repeated), buckets), strict=True):
+            splits[bucket.split].append(shard)
             bar.update(1)
-    splits = {name: [built[bucket] for bucket in buckets if bucket.split == name] for name in SPLITS}
+    dropped = {
+        rule: sum((shard.dropped.get(rule, Counts()) for split in splits.values() for shard in split), Counts())
+        for rule in RULES
+    }
+    if not any(shard.info.instances for shard in splits["train"]):
+        lost = ", ".join(f"{RULES[rule]} {counts.tokens:,}" for rule, counts in dropped.items())
+        raise InputError(
+            f"eval_fraction={options.eval_fraction}: the train split is empty; of {read.tokens:,} tokens, the filters "
+            f"drop: {lost}; provide more text, or other filters"
+        )
     arrays = {TOKEN_COUNTS_FILE: np.asarray(sum(shard.token_counts for shard in splits["train"]))}
     for name, split in splits.items():
         lengths = [np.zeros(0, np.uint16), *(shard.lengths for shard in split)]
@@ -166,17 +159,14 @@ def _build(
     contents = {name: dataset.array_bytes(array) for name, array in arrays.items()}
     info = DatasetInfo(
         tokenizer={name: getattr(job.tokenizer, name) for name in dataset.TOKENIZER_FIELDS},
-        seq_len=job.options.seq_len,
+        seq_len=options.seq_len,
         seed=job.seed,
-        options=job.options.as_recorded(),
+        options=options.as_recorded(),
         splits={name: dataset.sum_splits(shard.info for shard in split) for name, split in splits.items()},
         corpus=read,
-        dropped={
-            rule: sum((shard.dropped.get(rule, Counts()) for shard in built.values()), Counts()) for rule in RULES
-        },
+        dropped=dropped,
         arrays={name: dataset.digest(content) for name, content in contents.items()},
     ).with_hash()
-    _check_kept(info)
     job.tokenizer.save(new)
     for name, content in (contents | {INFO_FILE: info.to_json().encode()}).items():
         atomic.write_whole(new / name, content)
@@ -185,33 +175,20 @@ def _build(
 
 def _tokenize(slices: Sequence[corpus.Slice], job: Job, run_tasks: RunTasks, bars: Bars) -> list[Run]:
     """Runs the first pass; returns its runs, in the order of the slices."""
-    found: dict[int, list[Run]] = {}
-    documents = 0
+    found: list[Run] = []
     with closing(bars(total=sum(piece.bytes for piece in slices), desc="tokenize", unit="B", unit_scale=True)) as bar:
         tasks = list(enumerate(corpus.group_slices(slices)))
-        for (number, pieces), runs in run_tasks(partial(tokenize, job), tasks):
-            found[number] = runs
-            documents += sum(run.counts.documents for run in runs)
-            bar.set_postfix_str(f"{documents:,} documents")
+        for (_, pieces), runs in zip(tasks, run_tasks(partial(tokenize, job), tasks), strict=True):
+            found += runs
             bar.update(sum(piece.bytes for piece in pieces))
-    return [run for number in sorted(found) for run in found[number]]
+    return found
 
 
 def _repeated_lines(runs: Sequence[Run], read: Counts, job: Job, run_tasks: RunTasks) -> Run:
     """Returns a run of the hashes of the lines that occur too often."""
-    ranges = shards.hash_ranges(shards.EVERY, read.tokens, job.options.bucket_tokens)
-    counted = [run for _, run in run_tasks(partial(shards.count_lines, job, runs), list(enumerate(ranges)))]
-    frequent = [lines for _, lines in run_tasks(partial(shards.frequent_lines, job, counted), ranges)]
+    frequent = [shards.NO_HASHES]
+    if job.options.max_line_repeats:
+        ranges = shards.hash_ranges(shards.EVERY, read.tokens, job.options.bucket_tokens)
+        counted = list(run_tasks(partial(shards.count_lines, job, runs), list(enumerate(ranges))))
+        frequent += run_tasks(partial(shards.frequent_lines, job, counted), ranges)
     return write_run(f"{job.work}/repeated-lines", Counts(), {"hashes": np.sort(np.concatenate(frequent))})
-
-
-def _check_kept(info: DatasetInfo) -> None:
-    """Raises InputError for a train split without instances."""
-    if info.splits["train"].instances:
-        return
-    lost = {rule: counts.tokens for rule, counts in info.dropped.items() if counts.tokens}
-    if sum(lost.values()) < info.corpus.tokens:
-        fraction = info.options["eval_fraction"]
-        raise InputError(f"eval_fraction={fraction}: the train split is empty; provide more text, or pass 0")
-    option = RULES[max(lost, key=lambda rule: lost[rule])]
-    raise InputError(f"{option}={info.options[option]}: the filters drop all {info.corpus.tokens:,} tokens")

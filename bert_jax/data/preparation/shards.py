@@ -1,13 +1,11 @@
 """Second pass of preparation: filters the documents in a range of hashes, a bucket, and makes a shard of instances.
 
-The filters drop duplicate documents, repeated lines, and documents by their length, as `PrepareOptions` says.
+The filters drop duplicate documents and repeated lines, as `PrepareOptions` says.
 """
 
 import itertools
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +13,8 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 
 from bert_jax.data.dataset import Counts, Shard, SplitInfo, file_digest, new_digest
 from bert_jax.data.hashing import random_bits
+from bert_jax.data.options import PrepareOptions
 from bert_jax.data.preparation.instances import Document, make_pairs, make_rng, make_singles
-from bert_jax.data.preparation.options import PrepareOptions
 from bert_jax.data.preparation.sorted_runs import Job, Run, write_run
 from bert_jax.data.records import RANDOM_NEXT, SINGLE, make_headers, sequence_lengths
 from bert_jax.files import atomic
@@ -25,29 +23,21 @@ _WRITER_OPTIONS = "group_size:16"  # records compressed and read together: fewer
 _COUNTED_TOKENS = 1 << 20  # at once
 _WRITTEN = 1 << 14  # instances at once
 
-
-RULES = {
-    "duplicate_documents": "drop_duplicates",
-    "repeated_lines": "max_line_repeats",
-    "short_documents": "min_document_tokens",
-    "long_documents": "max_document_tokens",
-}
-"""Option of each rule, by the name of what it drops."""
+RULES = {"duplicate_documents": "drop_duplicates", "repeated_lines": "max_line_repeats"}
+"""Option of each filter, by the name of what it drops."""
 
 Hashes = tuple[int, int]
-"""A range [low, high) of hashes."""
+"""A range of hashes, both ends included."""
 
-EVERY: Hashes = (0, 2**64)
+EVERY: Hashes = (0, 2**64 - 1)
 NO_HASHES = np.zeros(0, np.uint64)
 
 
 def hash_ranges(hashes: Hashes, tokens: int, bucket_tokens: int) -> list[Hashes]:
     """Splits a range into equal ranges of about `bucket_tokens` tokens each, as hashes are uniform."""
-    low, high = hashes
-    if high <= low:
-        return []
-    parts = max(1, -(-tokens // bucket_tokens))
-    return list(itertools.pairwise(low + (high - low) * i // parts for i in range(parts + 1)))
+    first, size = hashes[0], hashes[1] + 1 - hashes[0]
+    parts = max(1, -(-tokens // bucket_tokens)) if size > 0 else 0
+    return [(first + size * i // parts, first + size * (i + 1) // parts - 1) for i in range(parts)]
 
 
 class Documents(NamedTuple):
@@ -79,68 +69,53 @@ def read_documents(
       lines: the hashes of lines to read; documents without any are none, and are not counted as dropped.
     """
     ranges = [run.hash_range(*hashes) for run in runs]
-    found = [run.part("hashes", *ends) for run, ends in zip(runs, ranges, strict=True)]
-    seen = np.zeros(sum(map(len, found)), bool)
-    if options.drop_duplicates:
-        seen[:] = True
-        seen[np.unique(np.concatenate(found), return_index=True)[1]] = False
-    duplicates = np.split(seen, np.cumsum([len(each) for each in found])[:-1])
+    found = [run.read("hashes", *ends) for run, ends in zip(runs, ranges, strict=True)]
+    duplicate = np.full(sum(map(len, found)), options.drop_duplicates)
+    duplicate[np.unique(np.concatenate(found), return_index=True)[1]] = False
+    duplicates = np.split(duplicate, np.cumsum([len(each) for each in found])[:-1])
     dropped = dict.fromkeys(RULES, Counts())
     parts = [
-        _read(run, ends, duplicate, options, repeated, lines, names, dropped)
-        for run, ends, duplicate in zip(runs, ranges, duplicates, strict=True)
+        _read(run, ends, is_duplicate, repeated, lines, names, dropped)
+        for run, ends, is_duplicate in zip(runs, ranges, duplicates, strict=True)
     ]
     kept, sentences, *arrays = (np.concatenate(each) for each in zip(*parts, strict=True))
     return Documents(kept, sentences, dict(zip(("lengths", *names), arrays, strict=True)), dropped)
 
 
 def _read(
-    run: Run, ends: tuple[int, int], duplicate: np.ndarray, options: PrepareOptions, repeated: np.ndarray,
-    lines: Hashes, names: Sequence[str], dropped: dict[str, Counts],
+    run: Run, ends: tuple[int, int], duplicate: np.ndarray, repeated: np.ndarray, lines: Hashes, names: Sequence[str],
+    dropped: dict[str, Counts],
 ) -> list[np.ndarray]:  # fmt: skip
     """Returns the arrays of `read_documents` for the documents at `ends` of a run; adds what it drops to `dropped`.
 
     `duplicate` bool [n] are the documents that are read elsewhere.
     """
     start, stop = ends
-    sentence_at = run.part("sentence_at", start, stop + 1)
+    sentence_at = run.read("sentence_at", start, stop + 1)
     first, last = sentence_at[[0, -1]].tolist()
-    lengths = run.part("lengths", first, last)
+    lengths = run.read("lengths", first, last)
     owner = np.repeat(np.arange(stop - start), np.diff(sentence_at))
-    kept, sentence = np.ones(stop - start, bool), np.ones(last - first, bool)
+    sentence = np.ones(last - first, bool)
 
-    def count(values: np.ndarray | None = None) -> np.ndarray:
-        """Returns the number, or the sum of values, of the kept sentences of each document."""
-        weights = None if values is None else values[sentence]
-        return np.bincount(owner[sentence], weights, stop - start).astype(np.int64)
-
-    def drop(rule: str, documents: np.ndarray) -> None:
-        lost = sentence & documents[owner]
-        dropped[rule] += Counts(int(documents.sum()), int(lost.sum()), int(lengths[lost].sum()))
-        kept[documents], sentence[lost] = False, False
-
-    drop("duplicate_documents", duplicate)
-    if len(repeated):
-        lost = sentence & np.isin(run.part("lines", first, last), repeated)
-        dropped["repeated_lines"] += Counts(0, int(lost.sum()), int(lengths[lost].sum()))
+    def drop(rule: str, lost: np.ndarray) -> None:
+        before, lost = len(np.unique(owner[sentence])), lost & sentence
         sentence[lost] = False
-        drop("repeated_lines", kept & (count() == 0))
-    drop("short_documents", kept & (count(lengths) < options.min_document_tokens))
-    if options.max_document_tokens:
-        drop("long_documents", kept & (count(lengths) > options.max_document_tokens))
-    if lines != EVERY:
-        line = run.part("lines", first, last)
-        sentence &= line >= np.uint64(lines[0])
-        if lines[1] < EVERY[1]:
-            sentence &= line < np.uint64(lines[1])
-        kept &= count() > 0
-    arrays = [run.part("hashes", start, stop)[kept], count()[kept], lengths[sentence]]
+        documents = before - len(np.unique(owner[sentence]))
+        dropped[rule] += Counts(documents, int(lost.sum()), int(lengths[lost].sum()))
+
+    drop("duplicate_documents", duplicate[owner])
+    if len(repeated) or lines != EVERY:
+        line = run.read("lines", first, last)
+        drop("repeated_lines", np.isin(line, repeated))
+        sentence &= (line >= np.uint64(lines[0])) & (line <= np.uint64(lines[1]))
+    counts = np.bincount(owner[sentence], minlength=stop - start)
+    arrays = [run.read("hashes", start, stop)[counts > 0], counts[counts > 0], lengths[sentence]]
     for name in names:
         if name == "tokens":
-            tokens = run.part(name, *run.part("token_at", start, stop + 1)[[0, -1]].tolist())
+            tokens = run.read(name, *run.read("token_at", start, stop + 1)[[0, -1]].tolist())
             arrays.append(tokens if sentence.all() else tokens[np.repeat(sentence, lengths)])
         else:
-            arrays.append(run.part(name, first, last)[sentence])
+            arrays.append(run.read(name, first, last)[sentence])
     return arrays
 
 
@@ -156,19 +131,15 @@ def count_lines(job: Job, runs: Sequence[Run], task: tuple[int, Hashes]) -> Run:
       A run of the lines' `hashes`, sorted, and their `counts`.
     """
     number, hashes = task
-    every = replace(job.options, min_document_tokens=0, max_document_tokens=0)
-    arrays = read_documents(runs, every, NO_HASHES, hashes, "lines", "begins_line").arrays
+    arrays = read_documents(runs, job.options, NO_HASHES, hashes, "lines", "begins_line").arrays
     distinct, counts = np.unique(arrays["lines"][arrays["begins_line"]], return_counts=True)
     return write_run(f"{job.work}/lines-{number:06d}", Counts(), {"hashes": distinct, "counts": counts})
 
 
 def frequent_lines(job: Job, counted: Sequence[Run], task: Hashes) -> np.ndarray:
     """Returns the hashes, uint64 and sorted, of lines in a range that occur more than `max_line_repeats` times."""
-    ranges = [run.hash_range(*task) for run in counted]
-    hashes, counts = (
-        np.concatenate([run.part(name, *ends) for run, ends in zip(counted, ranges, strict=True)])
-        for name in ("hashes", "counts")
-    )
+    parts = [[run.read(name, *run.hash_range(*task)) for run in counted] for name in ("hashes", "counts")]
+    hashes, counts = map(np.concatenate, parts)
     distinct, which = np.unique(hashes, return_inverse=True)
     result: np.ndarray = distinct[np.bincount(which, counts, len(distinct)) > job.options.max_line_repeats]
     return result
@@ -183,7 +154,7 @@ class Bucket(NamedTuple):
     lines: Hashes
 
 
-def make_buckets(runs: Sequence[Run], options: PrepareOptions, repeated: np.ndarray) -> list[Bucket]:
+def make_buckets(runs: Sequence[Run], options: PrepareOptions, repeated: Run) -> list[Bucket]:
     """Returns the bucket of each shard. The eval split has the lowest hashes, of documents or, of few, of lines.
 
     Lines are held out without pairs if there are too few documents to hold out the share `eval_fraction`.
@@ -191,43 +162,30 @@ def make_buckets(runs: Sequence[Run], options: PrepareOptions, repeated: np.ndar
     Args:
       runs: all runs.
       options: the options of the preparation.
-      repeated: the sorted hashes of lines to drop.
+      repeated: the sorted `hashes` of lines to drop.
     """
     counts = sum((run.counts for run in runs), Counts())
     of_lines = options.pairs == "none" and 0 < counts.documents * options.eval_fraction < 1
-    lowest = _lowest_lines(runs) if of_lines else _lowest_documents(runs, options, repeated)
     threshold = int(options.eval_fraction * 2**64)
-    if options.eval_fraction and len(lowest) >= 4:
-        threshold = max(threshold, int(lowest[1]) + 1)
+    if options.eval_fraction:
+        lowest = NO_HASHES  # at least two are held out of four or more
+        for hashes in hash_ranges(EVERY, counts.tokens, options.bucket_tokens):
+            names = ["lines"] if of_lines else []
+            found = read_documents(runs, options, repeated.read("hashes"), hashes, *names)
+            lowest = np.unique(np.concatenate([lowest, found.arrays["lines"] if of_lines else found.hashes]))[:4]
+            if len(lowest) >= 4 and not of_lines:
+                break
+        threshold = max(threshold, int(lowest[1]) + 1) if len(lowest) >= 4 else threshold
     eval_tokens = int(counts.tokens * threshold / 2**64)
     buckets = []
     for split, held, tokens in (
-        ("eval", (0, threshold), eval_tokens), ("train", (threshold, 2**64), counts.tokens - eval_tokens)
+        ("eval", (0, threshold - 1), eval_tokens), ("train", (threshold, EVERY[1]), counts.tokens - eval_tokens)
     ):  # fmt: skip
         ranges = hash_ranges(EVERY if of_lines else held, tokens, options.bucket_tokens)
         for number, hashes in enumerate(ranges):
             name = f"{split}-{number:05d}-of-{len(ranges):05d}.array_record"
             buckets.append(Bucket(split, name, hashes, held if of_lines else EVERY))
     return buckets
-
-
-def _lowest_lines(runs: Sequence[Run]) -> np.ndarray:
-    """Returns the lowest hashes of lines, at most four, without repetition."""
-    lowest = np.zeros(0, np.uint64)
-    for run in runs:
-        lowest = np.unique(np.concatenate([lowest, run.array("lines")]))[:4]
-    return lowest
-
-
-def _lowest_documents(runs: Sequence[Run], options: PrepareOptions, repeated: np.ndarray) -> np.ndarray:
-    """Returns the lowest hashes of filtered documents without repetition: four or more if there are so many."""
-    lowest = np.zeros(0, np.uint64)
-    tokens = sum(run.counts.tokens for run in runs)
-    for hashes in hash_ranges(EVERY, tokens, options.bucket_tokens) if options.eval_fraction else []:
-        lowest = np.unique(np.concatenate([lowest, read_documents(runs, options, repeated, hashes).hashes]))
-        if len(lowest) >= 4:
-            break
-    return lowest
 
 
 class Built(NamedTuple):
@@ -239,18 +197,17 @@ class Built(NamedTuple):
     token_counts: np.ndarray
 
 
-def build(job: Job, runs: Sequence[Run], repeated: Run | None, bucket: Bucket) -> Built:
+def build(job: Job, runs: Sequence[Run], repeated: Run, bucket: Bucket) -> Built:
     """Gathers a bucket from the runs, creates its instances `dupe_factor` times and writes them sorted by id.
 
     Args:
       job: the inputs of every task.
       runs: all runs.
-      repeated: the sorted `hashes` of lines to drop, if any.
+      repeated: the sorted `hashes` of lines to drop.
       bucket: the range of hashes.
     """
-    documents = read_documents(
-        runs, job.options, repeated_hashes(repeated), bucket.hashes, "tokens", lines=bucket.lines
-    )
+    hashes = repeated.read("hashes")
+    documents = read_documents(runs, job.options, hashes, bucket.hashes, "tokens", lines=bucket.lines)
     tokens, lengths = documents.arrays["tokens"], documents.arrays["lengths"]
     order = np.argsort(documents.hashes, kind="stable")
     bounds = np.concatenate([[0], np.cumsum(lengths)])
@@ -279,11 +236,6 @@ def build(job: Job, runs: Sequence[Run], repeated: Run | None, bucket: Bucket) -
     return Built(info, dropped, sequence_sizes, token_counts)
 
 
-def repeated_hashes(repeated: Run | None) -> np.ndarray:
-    """Returns the sorted hashes of lines to drop."""
-    return repeated.array("hashes") if repeated else np.zeros(0, np.uint64)
-
-
 def _make_instances(
     job: Job, bucket: Bucket, documents: Sequence[Document], hashes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -294,7 +246,7 @@ def _make_instances(
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for number in range(options.dupe_factor):
         rng = make_rng(job.seed, bucket.split, bucket.hashes[0], number)
-        make = make_singles if options.pairs == "none" else partial(make_pairs, random_next=options.random_next)
+        make = make_singles if options.pairs == "none" else make_pairs
         made = make(documents, seq_len=options.seq_len, short_seq_prob=options.short_seq_prob, rng=rng)
         flat, sizes = array("i"), array("i")  # an array, since a million tuples take hundreds of megabytes
         for instances in made:
@@ -340,12 +292,8 @@ def _write_shard(
                     content.update(record)
                     writer.write(record)
             writer.close()
-            reader = ArrayRecordReader(str(local))
-            count = reader.num_records()
-            reader.close()
+            ArrayRecordReader(str(local)).close()  # fails if the disk was full
         except (RuntimeError, ValueError) as error:
             raise OSError(f"{path}: could not be written ({error})") from error
-        if count != len(spans):
-            raise OSError(f"{path}: got {count} records on disk, expected {len(spans)}")
         shard = Shard(bucket.file, len(spans), content.hexdigest(), local.stat().st_size, file_digest(local))
     return shard, sequence_lengths(headers).astype(np.uint16)

@@ -1,9 +1,10 @@
 """First pass of preparation: converts slices of the input to *runs*, tokenized documents sorted by hash."""
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from bert_jax.data.corpora import corpus
 from bert_jax.data.corpora.record_corpus import token_documents
 from bert_jax.data.dataset import Counts
 from bert_jax.data.hashing import content_hash
-from bert_jax.data.preparation.options import PrepareOptions
+from bert_jax.data.options import PrepareOptions
 from bert_jax.files import atomic, remote
 from bert_jax.text import sentences
 from bert_jax.text.tokenizer import Tokenizer, token_dtype
@@ -19,6 +20,7 @@ from bert_jax.text.word_cache import word_cache
 
 SENTENCES_PER_BATCH = 2048  # per call of the tokenizer
 TOKENS_PER_RUN = 8 << 20  # held in memory before a run is written
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,23 +54,18 @@ class Run:
     layout: Mapping[str, tuple[str, int, int]]
     unknown: int = 0
 
-    def array(self, name: str) -> np.ndarray:
-        """Reads an array."""
-        return self.part(name, 0, self.layout[name][2])
-
-    def part(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Reads `array(name)[start:stop]`. A memory map would keep far more of the file in memory."""
-        kind, offset, _ = self.layout[name]
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> np.ndarray:
+        """Reads items [start, stop) of an array. A memory map would keep far more of the file in memory."""
+        kind, offset, items = self.layout[name]
         size = np.dtype(kind).itemsize
+        stop = items if stop is None else stop
         return np.frombuffer(remote.read_range(self.path, offset + start * size, offset + stop * size), kind)
 
     def hash_range(self, low: int, high: int) -> tuple[int, int]:
-        """Returns the positions [first, last) of the hashes in [low, high)."""
-        hashes = self.array("hashes")
-        first, last = (
-            len(hashes) if bound >= 2**64 else int(np.searchsorted(hashes, np.uint64(bound))) for bound in (low, high)
-        )
-        return first, last
+        """Returns the positions [first, last) of the hashes in [low, high]."""
+        hashes = self.read("hashes")
+        first, last = np.searchsorted(hashes, np.uint64(low)), np.searchsorted(hashes, np.uint64(high), side="right")
+        return int(first), int(last)
 
 
 def write_run(path: str, counts: Counts, arrays: Mapping[str, np.ndarray], unknown: int = 0) -> Run:
@@ -92,9 +89,29 @@ def tokenize(job: Job, task: tuple[int, Sequence[corpus.Slice]]) -> list[Run]:
       InputError: as `corpus.read`.
     """
     number, pieces = task
-    documents = _documents(pieces, job.tokenizer, job.options)
-    paths = (f"{job.work}/{number:06d}-{part:04d}.run" for part in itertools.count())
-    return [_write(path, held, job) for path, held in zip(paths, documents, strict=False)]
+    size = token_dtype(job.tokenizer.vocab_size).itemsize
+    batches = _grouped(_texts(pieces, job), lambda text: sum(len(line) for _, line in text[1]), SENTENCES_PER_BATCH)
+    documents = itertools.chain.from_iterable(_encode(batch, job) for batch in batches)
+    parts = _grouped(documents, lambda document: sum(map(len, document.sentences)), TOKENS_PER_RUN * size)
+    return [_write(f"{job.work}/{number:06d}-{part:04d}.run", held, job) for part, held in enumerate(parts)]
+
+
+def _grouped(items: Iterable[T], weight: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """Yields lists of consecutive items, each as soon as its weight reaches `limit`."""
+    group: list[T] = []
+    total = 0
+    for item in items:
+        group.append(item)
+        total += weight(item)
+        if total >= limit:
+            yield group
+            group, total = [], 0
+    if group:
+        yield group
+
+
+_Text = tuple[int, list[tuple[int, list[Any]]]]
+"""A document: the hash of its text, and the hash and the sentences of each line, which are text, or ids as bytes."""
 
 
 class _Document(NamedTuple):
@@ -106,71 +123,36 @@ class _Document(NamedTuple):
     begins_line: list[bool]
 
 
-def _documents(
-    pieces: Sequence[corpus.Slice], tokenizer: Tokenizer, options: PrepareOptions
-) -> Iterator[list[_Document]]:
-    """Yields lists of documents with about `TOKENS_PER_RUN` tokens."""
-    words = word_cache(tokenizer)
-    documents: list[_Document] = []
-    held = 0
-    batches = _token_batches(pieces, tokenizer, options) if options.ids_field else _batches(pieces, options)
-    for batch in batches:
-        found: list[Any] = [sentence for _, lines in batch for _, line in lines for sentence in line]
-        encoded = iter(found if options.ids_field else words.encode(found))
-        for text_hash, lines in batch:
-            document = _Document(text_hash, [], [], [])
-            for line_hash, line in lines:
-                begins = True
-                for ids in itertools.islice(encoded, len(line)):
-                    if ids:
-                        document.sentences.append(ids)
-                        document.lines.append(line_hash)
-                        document.begins_line.append(begins)
-                        begins = False
-            if document.sentences:
-                documents.append(document)
-                held += sum(map(len, document.sentences))
-        if held >= TOKENS_PER_RUN * words.dtype.itemsize:
-            yield documents
-            documents, held = [], 0
-    if documents:
-        yield documents
-
-
-def _batches(
-    pieces: Sequence[corpus.Slice], options: PrepareOptions
-) -> Iterator[list[tuple[int, list[tuple[int, list[str]]]]]]:
-    """Yields lists of documents (hash, lines) with about `SENTENCES_PER_BATCH` sentences; a line is (hash, sentences).
-
-    Unless lines are needed, a document is one line.
-    """
+def _texts(pieces: Sequence[corpus.Slice], job: Job) -> Iterator[_Text]:
+    """Yields the documents of slices. Unless lines are needed, a document is one line; of ids, a sentence is a line."""
+    options = job.options
     split: Callable[[str], list[str]] = sentences.lines
     if options.sentences == "split":
-        split = lambda text: sentences.split(text, options.language)  # noqa: E731
-    batch: list[tuple[int, list[tuple[int, list[str]]]]] = []
-    size = 0
-    for document in itertools.chain.from_iterable(corpus.read(piece, options) for piece in pieces):
-        if options.needs_lines:
-            lines = [(content_hash(line), split(line)) for line in document.split("\n")]
-        else:
-            lines = [(0, split(document))]
-        batch.append((content_hash(document), lines))
-        size += sum(len(found) for _, found in lines)
-        if size >= SENTENCES_PER_BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _token_batches(
-    pieces: Sequence[corpus.Slice], tokenizer: Tokenizer, options: PrepareOptions
-) -> Iterator[list[tuple[int, list[tuple[int, list[bytes]]]]]]:
-    """Yields documents of token ids as `_batches` those of text; a sentence is its ids, and a line of its own."""
+        split = partial(sentences.split, language=options.language)
     for piece in pieces:
-        for document in token_documents(piece.path, piece.start, piece.end, options.ids_field, tokenizer):
-            text_hash, *hashes = (content_hash(ids.decode("latin-1")) for ids in (b"".join(document), *document))
-            yield [(text_hash, [(line_hash, [ids]) for line_hash, ids in zip(hashes, document, strict=True)])]
+        if options.ids_field:
+            for ids in token_documents(piece.path, piece.start, piece.end, options.ids_field, job.tokenizer):
+                text_hash, *hashes = (content_hash(part.decode("latin-1")) for part in (b"".join(ids), *ids))
+                yield text_hash, [(line_hash, [sentence]) for line_hash, sentence in zip(hashes, ids, strict=True)]
+        else:
+            for document in corpus.read(piece, options):
+                lines = document.split("\n") if options.needs_lines else [document]
+                yield content_hash(document), [(content_hash(line), split(line)) for line in lines]
+
+
+def _encode(batch: list[_Text], job: Job) -> Iterator[_Document]:
+    """Yields the documents that have tokens; sentences without are dropped."""
+    found: list[Any] = [sentence for _, lines in batch for _, line in lines for sentence in line]
+    encoded = iter(found if job.options.ids_field else word_cache(job.tokenizer).encode(found))
+    for text_hash, lines in batch:
+        document = _Document(text_hash, [], [], [])
+        for line_hash, line in lines:
+            kept = [ids for ids in itertools.islice(encoded, len(line)) if ids]
+            document.sentences.extend(kept)
+            document.lines.extend([line_hash] * len(kept))
+            document.begins_line.extend(place == 0 for place in range(len(kept)))
+        if document.sentences:
+            yield document
 
 
 def _write(path: str, documents: list[_Document], job: Job) -> Run:

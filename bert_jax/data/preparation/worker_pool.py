@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from typing import TypeVar
@@ -15,29 +15,24 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
-def map_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers: int) -> Iterator[tuple[Task, Result]]:
-    """Yields (task, result) pairs as they finish, from `workers` processes; from this process if one is sufficient.
+def map_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers: int) -> Iterator[Result]:
+    """Yields the results of tasks in order, from `workers` processes; from this process if one is sufficient.
 
     Workers log to stderr, at the level of this process.
     """
     if min(workers, len(tasks)) <= 1:
-        for task in tasks:
-            yield task, function(task)
+        yield from map(function, tasks)
         return
     # Spawned, not forked: the tokenizer and ArrayRecord have threads, and a fork would copy their locks.
     level = logging.getLogger("bert_jax").getEffectiveLevel()
-    pool = ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"), _start_worker, (level,))
-    try:
-        futures = {pool.submit(function, task): task for task in tasks}
-        for future in as_completed(futures):
-            yield futures.pop(future), future.result()
-    except BrokenProcessPool as error:
-        raise BertJaxError(
-            f"workers={workers}: a worker died, out of memory (use fewer, or a smaller --bucket_tokens), or because a "
-            'script calls prepare outside of `if __name__ == "__main__":`'
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    with ProcessPoolExecutor(min(workers, len(tasks)), get_context("spawn"), _start_worker, (level,)) as pool:
+        try:
+            yield from pool.map(function, tasks)
+        except BrokenProcessPool as error:
+            raise BertJaxError(
+                f"workers={workers}: a worker died, out of memory (use fewer, or a smaller --bucket_tokens), or "
+                'because a script calls prepare outside of `if __name__ == "__main__":`'
+            ) from error
 
 
 def one_thread() -> None:

@@ -56,9 +56,9 @@ def test_files_of_pythons_csv_are_read(rows, separator, end, everywhere, mark):
     writer = csv.writer(file, delimiter=separator, lineterminator=end, quoting=quoting)
     writer.writerows([("id", "text", "title"), *rows])
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "a.tsv" if separator == "\t" else "a.csv")
+        path = Path(folder, "a.csv")
         path.write_text(mark + file.getvalue(), encoding="utf-8", newline="")
-        assert documents(path, slice_bytes=1, tsv_quotes=True) == [found for row in rows if (found := stripped(row[1]))]
+        assert documents(path, slice_bytes=1) == [found for row in rows if (found := stripped(row[1]))]
 
 
 @pytest.mark.parametrize("suffix", list(COMPRESS))
@@ -133,8 +133,7 @@ def test_tsv_has_no_quotes_and_is_sliced(write, suffix):
     assert len(plan([str(path)], CorpusOptions(), 10)) == (1 if suffix else 6)
 
 
-def test_quotes_of_tsv_are_an_option(write):
-    path = write('id\ttext\n1\t"a ""b"" c\n\td"\n', "a.tsv")
-    assert documents(path, slice_bytes=1, tsv_quotes=True) == ['a "b" c\nd']
-    with pytest.raises(InputError, match=r"a\.tsv:3: .*--tsv_quotes"):
+def test_a_table_with_quotes_is_named_csv(write):
+    assert documents(write('id\ttext\n1\t"a ""b"" c\n\td"\n')) == ['a "b" c\nd']
+    with pytest.raises(InputError, match=r"a\.tsv:3: .*\.csv"):
         documents(write('id\ttext\n1\t"a\nb"\n', "a.tsv"))

@@ -7,7 +7,6 @@ from support.preparing import files, run
 
 from bert_jax.data.corpora.corpus import CorpusOptions, plan, read
 from bert_jax.errors import InputError
-from bert_jax.files import provenance
 
 
 def documents(path, **options):
@@ -56,26 +55,16 @@ def test_another_type_is_named_with_the_field(write):
         documents(write('{"body": 3}'), text_field="body")
 
 
-@pytest.mark.parametrize("name", ["a.txt", "wiki_00"])
-def test_inputs_without_fields_are_refused(write, name):
-    content = '<doc id="1">\nwords\n</doc>\n' if name == "wiki_00" else "words\n"
-    with pytest.raises(InputError, match=rf"text_field=body: .*{name}"):
-        documents(write(content, name), text_field="body")
-
-
 def test_text_beside_records_is_read(write, tmp_path):
     write("one\n", "a.txt")
     write('{"body": "two"}\n', "b.jsonl")
     assert documents(tmp_path, text_field="body") == ["one", "two"]
 
 
-def test_the_field_does_not_change_the_dataset_and_is_recorded(write, tokenizer, tmp_path):
+def test_the_field_does_not_change_the_dataset(write, tokenizer, tmp_path):
     lines = {
         field: "".join(json.dumps({field: f"the {n} ship ."}) + "\n" for n in range(20)) for field in ("text", "b")
     }
     run(write(lines["text"], "a.jsonl"), tokenizer, tmp_path / "text", allow_unk=1)
     run(write(lines["b"], "b.jsonl"), tokenizer, tmp_path / "b", text_field="b", allow_unk=1)
     assert files(tmp_path / "text") == files(tmp_path / "b")
-    for name, expected in (("text", None), ("b", "b")):
-        record = json.loads((tmp_path / name / provenance.FILE).read_text())
-        assert record["runs"][0]["inputs"]["corpus"].get("text_field") == expected

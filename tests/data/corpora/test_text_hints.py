@@ -5,8 +5,7 @@ import logging
 import pytest
 
 from bert_jax import cli
-from bert_jax.data.corpora.corpus import CorpusOptions, plan
-from bert_jax.data.corpora.text_hints import warn_of_text
+from bert_jax.data.corpora.corpus import CorpusOptions, plan, warn_of_text
 
 PLAIN = "The ship sees the storm, and 1 < 2 & 3 > 2. It is a little wave.\n" * 200
 TURKISH = "Işıklı kıyıda İstanbul'un ılık sabahı. It is in English, too.\n"
@@ -22,22 +21,15 @@ TURKISH = "Işıklı kıyıda İstanbul'un ılık sabahı. It is in English, too
         (TURKISH * 9, True, ["--cased"]),
         (TURKISH * 9, False, []),
         ("", True, []),
+        (b"caf\xe9\n", True, []),  # an error of the reader of the whole
     ],
 )
 def test_html_and_letters_i(text, lowercase, words, tmp_path, caplog):
     for name in ("a.txt", "b.txt"):
-        (tmp_path / name).write_text(text)
-    warn_of_text(plan([str(tmp_path)], CorpusOptions()), CorpusOptions(), lowercase=lowercase, strip_accents=False)
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    warn_of_text(plan([str(tmp_path)], CorpusOptions()), CorpusOptions(), lowercase=lowercase)
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * len(words)
     assert all(word in message for word, message in zip(words, caplog.messages, strict=True))
-
-
-@pytest.mark.parametrize("errors", ["strict", "replace"])
-def test_a_sample_has_no_warnings_and_errors_of_reading(errors, tmp_path, caplog):
-    (tmp_path / "a.txt").write_bytes(b"caf\xe9\n")
-    options = CorpusOptions(errors=errors)
-    warn_of_text(plan([str(tmp_path)], options), options, lowercase=True, strip_accents=True)
-    assert not caplog.records
 
 
 @pytest.mark.parametrize("command", ["vocab", "prepare"])

@@ -10,7 +10,7 @@ from support import helpers
 from support.preparing import files, run
 
 from bert_jax.data.corpora import corpus
-from bert_jax.data.preparation.options import PrepareOptions
+from bert_jax.data.options import PrepareOptions
 from bert_jax.errors import InputError
 from bert_jax.text.sentences import lines
 
@@ -102,8 +102,8 @@ def test_what_has_no_ids_is_refused(name, rows, field, words, tokenizer, tmp_pat
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("text_field", "body"), ("tsv_quotes", True), ("documents", "file"), ("errors", "replace"),
-        ("sentences", "lines"), ("language", "de"),
+        ("text_field", "body"), ("documents", "file"), ("errors", "replace"), ("sentences", "lines"),
+        ("language", "de"),
     ],
 )  # fmt: skip
 def test_options_of_text_are_refused(option: str, value: object):

@@ -7,7 +7,7 @@ import pytest
 from support import helpers
 
 from bert_jax.data.dataset import Counts, PreparedDataset
-from bert_jax.data.preparation.options import PrepareOptions
+from bert_jax.data.options import PrepareOptions
 from bert_jax.data.preparation.pipeline import prepare
 from bert_jax.errors import InputError
 
@@ -70,17 +70,6 @@ def test_repeated_lines(workers, tokenizer, tmp_path):
     assert stricter.info.dropped["repeated_lines"].sentences == 125
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_line_repeats": -1}, {"min_document_tokens": -1}, {"max_document_tokens": -1},
-    ],
-)  # fmt: skip
-def test_invalid_limits_are_refused(options):
-    with pytest.raises(InputError, match=f"{next(iter(options))}="):
-        PrepareOptions(**options)
-
-
 # --- Filters together -------------------------------------------------------------------------------------------
 
 
@@ -98,16 +87,13 @@ def test_lines_are_counted_in_distinct_documents(workers, tokenizer, tmp_path):
     assert lines_alone.info.dropped["repeated_lines"].documents == 13
 
 
-@pytest.mark.parametrize(("stubs", "articles", "held_out"), [(100, 12, 2), (100, 4, 2), (30, 3, 0)])
-def test_the_eval_split_has_two_documents_of_those_that_the_filters_keep(
-    stubs, articles, held_out, tokenizer, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize(("articles", "held_out"), [(12, 2), (4, 2), (3, 0)])
+def test_the_eval_split_has_two_documents_of_those_that_the_filters_keep(articles, held_out, tokenizer, tmp_path):
     """The lowest hashes are those of dropped documents in most corpora."""
-    long = [text for text in documents(300) if len(text.split()) > 60][:articles]
-    short = [" ".join(["the ship"] * (n + 1)) + f" {'abcdefgh'[n % 8]}" for n in range(stubs)][:stubs]
-    options = {"min_document_tokens": 50, "max_document_tokens": 0, "eval_fraction": 1e-9}
-    short = [text for text in short if len(text.split()) < 40]
-    data = run([*short, *long], tokenizer, tmp_path, **options)
+    repeated = documents(300)[articles]
+    texts = [*documents(300)[:articles], *[f"{repeated}\n" * (n + 2) for n in range(100)]]
+    data = run(texts, tokenizer, tmp_path, eval_fraction=1e-9, max_line_repeats=4)
+    assert data.info.dropped["repeated_lines"].documents == 100
     assert data.info.splits["eval"].documents == held_out
     assert data.info.splits["train"].documents == articles - held_out
 
@@ -116,8 +102,6 @@ def test_the_eval_split_has_two_documents_of_those_that_the_filters_keep(
 @pytest.mark.parametrize(
     ("limits", "dropped"),
     [
-        ({"min_document_tokens": 1000}, {}),
-        ({"max_document_tokens": -1}, {"long_documents": 2}),
         ({"drop_duplicates": True}, {"duplicate_documents": 1}),
         ({"drop_duplicates": True, "max_line_repeats": 1}, {"duplicate_documents": 1}),
         ({}, {}),
@@ -128,24 +112,15 @@ def test_filters_decide_on_documents_whose_lines_are_held_out(limits, dropped, w
     long = "\n".join(documents(100)).split("\n")
     texts = ["\n".join(f"{line} {number}" for number, line in enumerate(long)), "the ship"]
     texts += texts[:1]
-    tokens = len(tokenizer.encode_batch(texts)[0])
-    limits = {name: tokens - 10 if value == -1 else value for name, value in limits.items()}
     info = run(texts, tokenizer, tmp_path, workers, pairs="none", **{"eval_fraction": 0.02} | limits).info
     lost = {rule: counts.documents for rule, counts in info.dropped.items() if counts.documents}
-    short = {"short_documents": 1} if "min_document_tokens" in limits else {}
-    assert lost == dropped | short
+    assert lost == dropped
     kept = [Counts(0, split.sentences, split.tokens) for split in info.splits.values()]
     assert replace(sum(info.dropped.values(), sum(kept, Counts())), documents=0) == replace(info.corpus, documents=0)
-    if "max_document_tokens" not in limits:
-        assert 0 < info.splits["eval"].tokens < 0.1 * info.corpus.tokens
+    assert 0 < info.splits["eval"].tokens < 0.1 * info.corpus.tokens
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [({"min_document_tokens": 5000}, "min_document_tokens"), ({"max_line_repeats": 1}, "max_line_repeats")],
-)
-def test_filters_that_drop_everything_are_named(options, named, tokenizer, tmp_path):
-    texts = documents(5) * (2 if named == "max_line_repeats" else 1)
-    with pytest.raises(InputError, match=f"^{named}"):
-        run(texts, tokenizer, tmp_path, **options)
+def test_filters_that_drop_everything_are_named(tokenizer, tmp_path):
+    with pytest.raises(InputError, match="max_line_repeats"):
+        run(documents(5) * 2, tokenizer, tmp_path, max_line_repeats=1)
     assert not (tmp_path / "data").exists()

@@ -10,50 +10,13 @@ from bert_jax.data.preparation.instances import Instance, make_pairs, make_rng, 
 Texts = list[list[list[int]]]  # documents of sentences of tokens
 
 
-# --- The reference, on lists of tokens --------------------------------------------------------------------------
+# --- On lists of tokens     --------------------------------------------------------------------------
 
 
 def shorten(a: list[int], b: list[int], limit: int, rng: random.Random) -> None:
     while len(a) + len(b) > limit:
         victim = b if len(b) >= len(a) else a
         victim.pop(0 if rng.random() < 0.5 else -1)
-
-
-def reference_pairs(texts: Texts, number: int, seq_len: int, short_seq_prob: float, rng: random.Random) -> list:
-    text, limit, target = texts[number], seq_len - 3, seq_len - 3
-    if rng.random() < short_seq_prob:
-        target = rng.randint(2, limit)
-    pairs: list = []
-    chunk: list[list[int]] = []
-    at = 0
-    while at < len(text):
-        chunk.append(text[at])
-        at += 1
-        if at < len(text) and sum(map(len, chunk)) < target:
-            continue
-        in_a = rng.randint(1, len(chunk) - 1) if len(chunk) > 1 else 1
-        a = [token for sentence in chunk[:in_a] for token in sentence]
-        lone = len(chunk) == 1
-        is_random = lone or rng.random() < 0.5
-        if is_random:
-            b: list[int] = []
-            tries = 0
-            while tries < 10:
-                other = rng.randint(0, len(texts) - 1)
-                tries += 1
-                if other != number:
-                    break
-            for sentence in texts[other][rng.randint(0, len(texts[other]) - 1) :]:
-                b = b + sentence
-                if len(b) >= target - len(a):
-                    break
-            at -= len(chunk) - in_a
-        else:
-            b = [token for sentence in chunk[in_a:] for token in sentence]
-        shorten(a, b, limit, rng)
-        pairs.append((a, b, is_random))
-        chunk = []
-    return pairs
 
 
 # --- Helpers ----------------------------------------------------------------------------------------------------
@@ -88,31 +51,6 @@ def realistic(seed: int, lone: float = 0.3, documents: int = 2000) -> Texts:
 
 def run(texts: Texts, rng: random.Random, **options) -> list[list[Instance]]:
     return make_pairs(offsets(texts)[0], rng=rng, **options)
-
-
-# --- The reference's rule ---------------------------------------------------------------------------------------
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    seed=st.integers(0, 2**32),
-    documents=st.integers(1, 12),
-    sentences=st.integers(1, 12),
-    tokens=st.sampled_from([1, 5, 20, 80]),
-    seq_len=st.sampled_from([8, 16, 64, 128]),
-    short_seq_prob=st.sampled_from([0.0, 0.1, 1.0]),
-)
-def test_reference_is_the_reference(seed, documents, sentences, tokens, seq_len, short_seq_prob):
-    texts = make_texts(random.Random(seed), documents, (1, sentences), (1, tokens))
-    expected_rng, rng = random.Random(seed + 1), random.Random(seed + 1)
-    expected = [reference_pairs(texts, number, seq_len, short_seq_prob, expected_rng) for number in range(len(texts))]
-    found = run(texts, rng, seq_len=seq_len, short_seq_prob=short_seq_prob, random_next="reference")
-    flat = offsets(texts)[1].tolist()
-    content = [
-        [(flat[i.a_start : i.a_stop], flat[i.b_start : i.b_stop], i.is_random_next) for i in pairs] for pairs in found
-    ]
-    assert content == expected
-    assert rng.getstate() == expected_rng.getstate()
 
 
 # --- The paper's rule -------------------------------------------------------------------------------------------
@@ -176,7 +114,7 @@ def test_paper_is_a_plain_port_of_it(seed, documents, sentences, tokens, seq_len
     texts = make_texts(random.Random(seed), documents, (1, sentences), (1, tokens))
     expected_rng, rng, owed = random.Random(seed + 1), random.Random(seed + 1), [0]
     expected = [paper_pairs(texts, n, seq_len, short_seq_prob, expected_rng, owed) for n in range(len(texts))]
-    found = run(texts, rng, seq_len=seq_len, short_seq_prob=short_seq_prob, random_next="paper")
+    found = run(texts, rng, seq_len=seq_len, short_seq_prob=short_seq_prob)
     flat = offsets(texts)[1].tolist()
     assert expected == [
         [(flat[i.a_start : i.a_stop], flat[i.b_start : i.b_stop], i.is_random_next) for i in pairs] for pairs in found
@@ -190,7 +128,7 @@ def test_paper_half_of_all_pairs_are_random(lone, seq_len):
     texts = realistic(seq_len, lone)
     labels = [
         pair.is_random_next
-        for pairs in run(texts, random.Random(1), seq_len=seq_len, short_seq_prob=0.1, random_next="paper")
+        for pairs in run(texts, random.Random(1), seq_len=seq_len, short_seq_prob=0.1)
         for pair in pairs
     ]
     if seq_len == 512 and lone == 0.8:  # so many lone sentences that no rule could balance them
@@ -204,7 +142,7 @@ def test_paper_half_of_all_pairs_are_random(lone, seq_len):
 
 def test_target_lengths():
     rng = random.Random(12)
-    drawn = np.array([target_length(67, 0.1, rng) for _ in range(100_000)])
+    drawn = np.array([target_length(64, 0.1, rng) for _ in range(100_000)])
     short = drawn[drawn < 64]
     # A short length may also be the full one: 1 in 63.
     expected = 0.1 * 62 / 63
@@ -215,7 +153,7 @@ def test_target_lengths():
     assert short.min() == 2
     chi_square = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
     assert chi_square < 61 + 6 * np.sqrt(2 * 61)
-    assert {target_length(67, 0.0, rng) for _ in range(1000)} == {64}
+    assert {target_length(64, 0.0, rng) for _ in range(1000)} == {64}
 
 
 def test_make_rng_is_stable():

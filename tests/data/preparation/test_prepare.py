@@ -67,7 +67,7 @@ def test_slices_do_not_matter(whole, corpus_file, tokenizer, tmp_path, slice_byt
     plan = corpus.plan
     sliced = []
 
-    def cut(inputs, options, vocabulary):
+    def cut(inputs, options):
         sliced.extend(plan(inputs, options, slice_bytes))
         return sliced
 
@@ -188,8 +188,8 @@ def test_all_held_out(tokenizer, tmp_path):
     "options",
     [
         {"seq_len": 7}, {"seq_len": 40_000}, {"dupe_factor": 0}, {"short_seq_prob": 1.1}, {"eval_fraction": 1.0},
-        {"eval_fraction": -0.1}, {"eval_fraction": float("nan")}, {"bucket_tokens": 10}, {"random_next": "both"},
-        {"sentences": "words"},
+        {"eval_fraction": -0.1}, {"eval_fraction": float("nan")}, {"bucket_tokens": 10}, {"sentences": "words"},
+        {"max_line_repeats": -1}, {"allow_unk": 20}, {"allow_unk": float("nan")},
     ],
 )  # fmt: skip
 def test_bad_options(options):

@@ -1,6 +1,6 @@
-"""The report of `prepare`: what was read, dropped and used, and warnings about the corpus."""
+"""What `prepare` and `inspect` show: what was read, dropped and used, warnings, and what a phase will read."""
 
-import gzip
+import json
 import logging
 import re
 
@@ -10,11 +10,11 @@ from support import helpers
 from support.preparing import run
 
 from bert_jax import cli
+from bert_jax.data import report
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.preparation import report
+from bert_jax.data.loading.loader import TrainRows
+from bert_jax.data.loading.masking import Masking
 from bert_jax.text.wordpiece import wordpiece_tokenizer
-
-SENTENCES = ["the ship sees the old sailor .", "a wave hears the ghost .", "the owl finds a moon ."]
 
 
 def hints(caplog) -> list[str]:
@@ -23,41 +23,6 @@ def hints(caplog) -> list[str]:
     named = [" ".join(sorted(set(re.findall(r"--\w+", line)))) for line in found]
     return [options for options in named if "--dupe_factor" not in options]
 
-
-def book(paragraphs: int, sentences: int) -> str:
-    """Returns distinct paragraphs of the given number of sentences."""
-    lines = [SENTENCES[number % 3] for number in range(sentences)]
-    letters = "abcdefghijklmnopqrstuvwxyz"
-    names = [f"{a} {b}" for a in letters for b in letters[:6]][:paragraphs]
-    return "\n\n".join("\n".join([f"{name} {lines[0]}", *lines[1:]]) for name in names)
-
-
-DOCUMENTS = "--documents"
-RANDOM = "--documents --pairs --random_next"
-
-
-@pytest.mark.parametrize(
-    ("paragraphs", "sentences", "options", "expected"),
-    [
-        (150, 3, {}, [DOCUMENTS]),
-        (150, 3, {"documents": "file", "eval_fraction": 0.0}, []),
-        (150, 3, {"pairs": "none"}, []),
-        (20, 3, {}, []),
-        (150, 1, {}, [DOCUMENTS, RANDOM]),
-        (150, 1, {"random_next": "reference"}, [DOCUMENTS, RANDOM]),
-        (150, 1, {"pairs": "none"}, []),
-    ],
-)
-def test_paragraphs_that_are_taken_for_documents(paragraphs, sentences, options, expected, tokenizer, tmp_path, caplog):
-    paths = [tmp_path / f"{name}.txt.gz" for name in "ab"]
-    for path in paths:
-        path.write_bytes(gzip.compress(f"{path.stem} {book(paragraphs, sentences)}".encode()))
-    with caplog.at_level(logging.WARNING):
-        run(paths, tokenizer, tmp_path / "data", **options)
-    assert hints(caplog) == expected
-
-
-FILTERED = ["--eval_fraction", "--min_document_tokens"]
 
 # --- Each of these is said once ---------------------------------------------------------------------------------
 
@@ -73,11 +38,12 @@ def sentences(count: int, of: int = 12) -> list[str]:
         (["\n".join(sentences(90))], {"pairs": "none"}, []),
         (["\n".join(sentences(n)) for n in (30, 40, 50)], {}, ["--eval_fraction"]),
         (["\n".join(sentences(n)) for n in (30, 40, 50)], {"eval_fraction": 0.0}, []),
-        (["\n".join(sentences(n)) for n in range(10, 50)], {"min_document_tokens": 560}, FILTERED),
+        (["\n".join(sentences(n)) for n in (30, 40, 50)] * 9, {"drop_duplicates": True}, ["--eval_fraction"]),
         (["\n".join(sentences(n)) for n in range(85, 95)], {"bucket_tokens": 1024}, ["--bucket_tokens"]),
-        (sentences(30), {}, [RANDOM]),
+        (sentences(30), {}, ["--documents --pairs"]),
+        (sentences(30), {"pairs": "none"}, []),
     ],
-    ids=["one", "one without pairs", "three", "none asked for", "filtered", "a shard each", "random"],
+    ids=["one", "one without pairs", "three", "none asked for", "filtered", "a shard each", "random", "no pairs"],
 )  # fmt: skip
 def test_unusual_corpora(documents, options, expected, tokenizer, tmp_path, caplog):
     (tmp_path / "a.txt").write_text("\n\n".join(documents))
@@ -98,22 +64,22 @@ def test_random_segments_of_the_same_document_are_counted(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({}, {"--seq_len", "--dupe_factor", "--pairs"}),
-        ({"dupe_factor": 10}, set()),
-        ({"pairs": "none"}, set()),
-        ({"max_document_tokens": 120}, {"--max_document_tokens"}),
+        ({}, "pairs longer than --seq_len"),
+        ({"dupe_factor": 10}, ""),
+        ({"pairs": "none"}, ""),
+        ({"max_line_repeats": 2, "dupe_factor": 10}, "repeated lines"),
     ],
 )
 def test_lost_text_is_said_with_its_cause(options, named, tokenizer, tmp_path, caplog):
-    (tmp_path / "a.txt").write_text(helpers.make_corpus(documents=100))
+    repeats = 300 if "max_line_repeats" in options else 0
+    (tmp_path / "a.txt").write_text(helpers.make_corpus(documents=100) + "\n\nthe owl .\na wave .\n" * repeats)
     with caplog.at_level(logging.WARNING):
         data = run(tmp_path / "a.txt", tokenizer, tmp_path / "data", seq_len=32, eval_fraction=0.1, **options)
-    lost = [line for line in caplog.messages if re.search("--dupe_factor|--max_document", line)]
+    lost = [line for line in caplog.messages if "--dupe_factor" in line]
     assert len(lost) == bool(named)
     if named:
-        assert set(re.findall(r"--\w+", lost[0])) >= named
-        share = report.text_counts(data.info)["used_share"]
-        assert f"{1 - share:.1%}" in lost[0]
+        assert f"{1 - report.describe(data.info)['used_share']:.1%}" in lost[0]
+        assert f"because {named}" in lost[0].replace("of the filter of ", "")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -144,9 +110,9 @@ def test_used_tokens_are_those_of_the_instances(options, workers, tokenizer, tmp
 
 def test_the_table(tokenizer, tmp_path, capsys):
     (tmp_path / "tokenizer.json").write_bytes(tokenizer.file_bytes())
-    (tmp_path / "a.txt").write_text("the ship .\n\n" + helpers.make_corpus(documents=100))
+    (tmp_path / "a.txt").write_text("the ship .\n\n" * 2 + helpers.make_corpus(documents=100))
     vocabulary = ["--vocab", tmp_path / "tokenizer.json"]
-    words = ["prepare", "--input", tmp_path / "a.txt", *vocabulary, "--min_document_tokens", 5]
+    words = ["prepare", "--input", tmp_path / "a.txt", *vocabulary, "--drop_duplicates"]
     assert cli.main([*map(str, [*words, "--output", tmp_path / "data", "--workers", 1])]) == 0
     shown = capsys.readouterr().out
     assert cli.main(["inspect", str(tmp_path / "data")]) == 0
@@ -155,7 +121,7 @@ def test_the_table(tokenizer, tmp_path, capsys):
     assert all(row in [line.split() for line in inspected.split("\n")] for row in rows)
     assert rows[0][0] == "read"
     assert rows[0][-1] == "100.0%"
-    assert rows[0][1] == "101"
+    assert rows[0][1] == "102"
 
 
 # --- Lines are held out if there are too few documents ----------------------------------------------------------
@@ -188,3 +154,46 @@ def lines_of(data: PreparedDataset, split: str) -> list[str]:
     rows = data.instances(split, np.arange(data.size(split)))
     texts = [data.tokenizer.decode(ids[real]) for ids, real in zip(rows["input_ids"], rows["maskable"], strict=True)]
     return re.findall(r"(?:\w ){4}the ship \. the owl \.", " ".join(texts))
+
+
+# --- Inspect ----------------------------------------------------------------------------------------------------
+
+
+def test_the_share_of_unknown_tokens(tokenizer, tmp_path):
+    (tmp_path / "text.txt").write_text("the ship Ω sees a wave near .\n\n" * 40)
+    run(tmp_path / "text.txt", tokenizer, tmp_path / "data", eval_fraction=0.0, pairs="none")
+    found = report.inspect_dataset(str(tmp_path / "data"))
+    assert found["unk_rate"] == pytest.approx(1 / 8)
+    text = "\n".join(report.render(found))
+    assert "[UNK] 12.500% of tokens" in text
+    assert "random" not in text
+
+
+def test_command(dataset_dir, capsys):
+    assert cli.main(["inspect", str(dataset_dir), "--samples", "1"]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"train: [0-9,]+ documents, [0-9,]+ instances, [0-9.]+% .*\n  shards: [0-9]+", text)
+    assert ">[MASK]}" in text
+    assert max(map(len, text.split("\n")[1:-2])) < 100  # but for the path and the instance
+    assert cli.main(["inspect", str(dataset_dir), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["seq_len"] == 64
+    assert cli.main(["inspect", str(dataset_dir), "--samples", "-1"]) == 2
+    assert cli.main(["inspect", str(dataset_dir.parent)]) == 2
+    assert "dataset.json" in capsys.readouterr().err
+
+
+def test_samples_are_rows_of_a_run(dataset_dir):
+    found, dataset = report.inspect_dataset(str(dataset_dir), samples=20), PreparedDataset(str(dataset_dir))
+    lengths = dataset.lengths("train")
+    assert found["train"]["padding_share"] == pytest.approx(1 - lengths.mean() / 64)
+    batch = TrainRows(dataset, seed=0, masking=Masking()).rows(np.arange(20))
+    for row, sample in enumerate(found["samples"]):
+        assert sample["random_next"] == batch["next_sentence_labels"][row, 0]
+        pieces = sample["text"].split(" ")
+        read = [piece.strip("{}").split(">")[-1] if piece[0] == "{" else piece for piece in pieces]
+        ids = batch["input_ids"][row][: sample["tokens"]]
+        assert read == [dataset.tokenizer.id_to_token(int(token)) for token in ids]
+        predicted = batch["masked_positions"][row][batch["masked_weights"][row] > 0]
+        assert np.flatnonzero([piece[0] == "{" for piece in pieces]).tolist() == predicted.tolist()
+        assert sample["predictions"] == len(predicted)
+    assert {sample["random_next"] for sample in found["samples"]} == {True, False}

@@ -1,0 +1,173 @@
+"""What `prepare` and `inspect` show of a dataset: counts of its text, warnings, lengths, and some masked instances."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from bert_jax.batch import HostBatch, map_arrays
+from bert_jax.data.dataset import Counts, DatasetInfo, PreparedDataset, sum_splits
+from bert_jax.data.loading.loader import TrainRows
+from bert_jax.data.loading.masking import Masking
+from bert_jax.errors import InputError
+from bert_jax.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+USED_SHARE = 0.95
+"""Share of the read tokens that are in instances; below it, a warning says why."""
+
+_FEWEST_DOCUMENTS = 4  # of which two are held out
+_FEWEST_PAIRS = 200
+_FEWEST_RANDOM = 16  # pairs, if all are random
+_RANDOM_SHARE = 0.65  # of pairs; half are expected
+_SAME_DOCUMENT_SHARE = 0.01  # of random second segments
+_UNITS = ("documents", "sentences", "tokens")
+
+
+def describe(info: DatasetInfo) -> dict[str, Any]:
+    """Returns the amounts of text read, dropped by each filter, cut and used, and the counts of each split, as JSON."""
+    total = sum_splits(info.splits.values())
+    return {
+        "read": asdict(info.corpus),
+        "dropped": {rule: asdict(counts) for rule, counts in info.dropped.items() if counts != Counts()},
+        "cut_tokens": total.tokens - total.used_tokens,
+        "used_tokens": total.used_tokens,
+        "used_share": total.used_tokens / max(1, info.corpus.tokens),
+        **{
+            name: {
+                **{count: getattr(split, count) for count in (*_UNITS, "instances")},
+                "random_next_share": round(split.random_next / max(1, split.instances), 4),
+            }
+            for name, split in info.splits.items()
+        },
+    }
+
+
+def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, Any]:
+    """Returns the report of `bert-jax inspect`: that of `describe`, and what a phase will read.
+
+    Args:
+      path: the dataset's folder.
+      samples: the number of training instances to decode; `seed` selects them and their masks.
+      seed: of samples and masks.
+
+    Raises:
+      InputError: the dataset was not found or is damaged.
+    """
+    if samples < 0:
+        raise InputError(f"samples={samples}: must be at least 0")
+    dataset = PreparedDataset(path)
+    info = dataset.info
+    found = describe(info)
+    for name, split in info.splits.items():
+        mean = float(dataset.lengths(name).mean()) if split.instances else 0.0
+        found[name] |= {"shards": len(split.shards), "mean_length": mean, "padding_share": 1 - mean / info.seq_len}
+    count = min(samples, dataset.size("train"))
+    batch = TrainRows(dataset, seed=seed, masking=Masking()).rows(np.arange(count)) if count else {}
+    return {
+        "path": path,
+        "hash": info.hash,
+        "seq_len": info.seq_len,
+        "pairs": info.options["pairs"],
+        "vocab_size": dataset.tokenizer.vocab_size,
+        "lowercase": dataset.tokenizer.lowercase,
+        "unk_rate": dataset.unknown_share(),
+        **found,
+        "samples": [
+            _sample(dataset.tokenizer, map_arrays(lambda array, row=row: array[row], batch)) for row in range(count)
+        ],
+    }
+
+
+def _sample(tokenizer: Tokenizer, row: HostBatch) -> dict[str, Any]:
+    """Shows the pieces of a row; a masked position is {original>input}."""
+    pieces = [tokenizer.vocab[token] for token in row["input_ids"][: row["sequence_ids"].sum()].tolist()]
+    predictions = int(row["masked_weights"].sum())
+    for slot in range(predictions):
+        position, original = int(row["masked_positions"][slot]), int(row["masked_ids"][slot])
+        pieces[position] = f"{{{tokenizer.vocab[original]}>{pieces[position]}}}"
+    return {
+        "text": " ".join(pieces),
+        "tokens": len(pieces),
+        "predictions": predictions,
+        "random_next": bool(row["next_sentence_labels"][0]),
+    }
+
+
+def render(report: Mapping[str, Any]) -> list[str]:
+    """Formats the report of `describe` or `inspect_dataset` as lines for a terminal."""
+    lines = []
+    if "path" in report:
+        case = "uncased" if report["lowercase"] else "cased"
+        lines = [
+            f"{report['path']}: sequences of {report['seq_len']} tokens, pairs {report['pairs']}, "
+            f"{report['vocab_size']:,} pieces, {case}; [UNK] {report['unk_rate']:.3%} of tokens",
+            "",
+        ]
+    rows = {"read": report["read"]}
+    rows |= {f"dropped: {rule.replace('_', ' ')}": dropped for rule, dropped in report["dropped"].items()}
+    rows |= {"cut": {"tokens": report["cut_tokens"]}, "in instances": {"tokens": report["used_tokens"]}}
+    lines.append(" " * 28 + "".join(f"{unit:>16}" for unit in (*_UNITS, "share")))
+    for name, row in rows.items():
+        share = f"{row['tokens'] / max(1, report['read']['tokens']):.1%}"
+        cells = [f"{row[unit]:,}" if unit in row else "" for unit in _UNITS]
+        lines.append(f"{name:<28}" + "".join(f"{cell:>16}" for cell in (*cells, share)))
+    for name in ("train", "eval"):
+        split = report[name]
+        share = split["random_next_share"]
+        labels = f", {share:.1%} with a random second segment" if share else ""
+        lines.append(f"{name}: {split['documents']:,} documents, {split['instances']:,} instances{labels}")
+        if "shards" in split:
+            lines.append(
+                f"  shards: {split['shards']:,}; {split['mean_length']:.1f} tokens per sequence, "
+                f"padding {split['padding_share']:.1%}"
+            )
+    for sample in report.get("samples", ()):
+        b_is = "" if report["pairs"] == "none" else f", B is {'random' if sample['random_next'] else 'next'}"
+        lines += ["", f"{sample['tokens']} tokens, {sample['predictions']} predicted{b_is}", f"  {sample['text']}"]
+    return lines
+
+
+def warn(info: DatasetInfo) -> None:
+    """Logs what is unusual about a dataset, each once: text that is lost, the eval split, and the labels of pairs."""
+    total, held_out, counts = sum_splits(info.splits.values()), info.splits["eval"].documents, describe(info)
+    has_pairs = info.options["pairs"] == "nsp"
+    is_one = has_pairs and total.documents == 1
+    is_small = total.documents < _FEWEST_DOCUMENTS or held_out < 2
+    share = total.random_next / max(1, total.instances)
+    causes = {"pairs longer than --seq_len are cut": counts["cut_tokens"]}
+    causes |= {f"of the filter of {rule.replace('_', ' ')}": lost["tokens"] for rule, lost in counts["dropped"].items()}
+    problems = [
+        (
+            is_one,
+            "The corpus is one document: it has no eval split, and random second segments are of the same document; "
+            "separate documents by blank lines, or pass --pairs none",
+        ),
+        (
+            info.options["eval_fraction"] and not is_one and is_small and (has_pairs or not held_out),
+            f"The eval split has {held_out} document(s): the filters keep {total.documents:,} of "
+            f"{info.corpus.documents:,}; provide more, or pass --eval_fraction 0",
+        ),
+        (
+            not is_one and total.same_document > _SAME_DOCUMENT_SHARE * total.random_next,
+            f"{total.same_document:,} of {total.random_next:,} random second segments are of the document of the first "
+            "segment: its shard has few documents; provide more, or a larger --bucket_tokens",
+        ),
+        (
+            counts["used_share"] < USED_SHARE,
+            f"{1 - counts['used_share']:.1%} of the tokens are in no instance, most because "
+            f"{max(causes, key=causes.__getitem__)}; pass a larger --seq_len, --dupe_factor 2 or more, whose passes "
+            "cut others, --pairs none, which cuts nothing, or other filters",
+        ),
+        (
+            total.instances >= (_FEWEST_RANDOM if share == 1 else _FEWEST_PAIRS) and share > _RANDOM_SHARE,
+            f"{share:.0%} of the sentence pairs have a random second segment: documents of one sentence have no next "
+            "one; pass --documents file if each file is a document, or --pairs none",
+        ),
+    ]
+    for holds, problem in problems:
+        if holds:
+            log.warning("%s", problem)
