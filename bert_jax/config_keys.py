@@ -314,7 +314,7 @@ class TaskKeys(Section):
     train: str = ""
     dev: str = ""  # The file to score on.
     test: str = ""  # The file to predict.
-    text: str = ""  # text: field of the text; "": finds it.
+    text: str = "text"  # text: field of the text.
     text_pair: str = ""  # text: field of a second text; "": none.
     label: str = "label"  # text: field of the label.
     regression: bool = False  # text: True if labels are numbers.

@@ -38,9 +38,8 @@ def evaluate(
 
 @command
 def predict(
-    checkpoint: Checkpoint, input: File, output: File, *, with_text: bool = False,
-    text: Sequence[Annotated[str, Option("COLUMN")]] = (), strict: bool = False, batch_size: int = 64,
-    bars: Bars = silent,
+    checkpoint: Checkpoint, input: File, output: File, *, text: Sequence[Annotated[str, Option("COLUMN")]] = (),
+    strict: bool = False, batch_size: int = 64, bars: Bars = silent,
 ) -> Result:  # fmt: skip
     """Writes a fine-tuned model's predictions for a file, for any kind of task.
 
@@ -48,9 +47,8 @@ def predict(
     Writes: FILE, one JSON object a line
 
     Args:
-      input: a file in the format of the training file, labels ignored; a tagger also reads a table of texts
-      output: JSON lines with id, prediction and scores; a table if it ends in .csv or .tsv
-      with_text: write the texts of each row, too
+      input: a file in the format of the training file, labels ignored; with --text, a tagger reads a table of texts
+      output: JSON lines with id, prediction and scores
       text: one or two text columns; default: those of the training file
       strict: fail on a bad row instead of skipping it
       batch_size: texts per batch
@@ -63,9 +61,8 @@ def predict(
     from bert_jax.inference.pretrained import open_model_of
 
     count = fine_tuned.predict(
-        open_model_of(checkpoint), input, output, texts=text, with_text=with_text, strict=strict,
-        batch_size=batch_size, bars=bars,
-    )  # fmt: skip
+        open_model_of(checkpoint), input, output, texts=text, strict=strict, batch_size=batch_size, bars=bars
+    )
     return Result({"output": output, "predictions": count})
 
 

@@ -1,6 +1,6 @@
-"""Fine-tuned checkpoints: loading, prediction for a file, and scoring on labelled files."""
+"""The kinds of tasks, and fine-tuned checkpoints: loading, prediction for a file, and scoring on labelled files."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -9,17 +9,67 @@ import jax
 import numpy as np
 from etils import epath
 
+from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
+from bert_jax.files.atomic import read_json
+from bert_jax.files.text_files import named_format
 from bert_jax.finetuning.batches import LoadedModel, load_model
-from bert_jax.finetuning.results import describe_result
-from bert_jax.finetuning.task import BadRows, Split, format_predictions, read_split
-from bert_jax.finetuning.tasks.kinds import task_of
+from bert_jax.finetuning.task import BadRows, Split, Task, read_split, write_predictions
+from bert_jax.finetuning.tasks.ner import NerTask
+from bert_jax.finetuning.tasks.squad import SquadTask
+from bert_jax.finetuning.tasks.text import ChoiceTask, GlueTask, TextTask
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import Bars, silent
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpoints import Checkpoint
 from bert_jax.training.evaluation import check_batch_size
 from bert_jax.training.train_step import compute_dtype
+
+RESULT_FILE = "result.json"
+RESULT_VERSION = 1
+
+KINDS: dict[str, type[Task]] = {
+    "glue": GlueTask, "text": TextTask, "squad": SquadTask, "choice": ChoiceTask, "ner": NerTask,
+}  # fmt: skip
+"""By `task.kind`, which is the first part of a record's `name` as well."""
+
+
+def task_of(found: Checkpoint) -> Task:
+    """Returns the task of a fine-tuned checkpoint. InputError if it is not fine-tuned, or has an unknown task."""
+    if found.task is None:
+        raise InputError(f"{found.path}: not a fine-tuned checkpoint; give the --workdir of `bert-jax finetune`")
+    kind = KINDS.get(found.task["name"].partition("/")[0])
+    if kind is None:
+        raise InputError(f"{found.path}: unknown task {found.task['name']!r}; expected one of {', '.join(KINDS)}")
+    return kind.from_record(found.task)
+
+
+def read_task(config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[Task, Split, list[Split]]:
+    """Reads and encodes the files of a config.
+
+    Returns the task, its training split, and the splits to score or predict. Raises InputError if a file
+    cannot be read.
+    """
+    task = KINDS[config.task.kind].from_config(config)
+    files = task.find(config.data.path, {split: getattr(config.task, split) for split in ("train", "dev", "test")})
+    if "train" not in files:
+        usual = ", ".join(task.usual_files.get("train", ())) or "it"
+        raise InputError(f"data.path={config.data.path}: training file not found ({usual}); set task.train=FILE")
+    path, bad_rows = files.pop("train"), BadRows(strict=config.data.strict)
+    task, examples = task.read_training(path, bad_rows)
+    encoded = task.encode(examples, tokenizer, labelled=True)
+    training = Split("train", examples, encoded, is_labelled=True, left_out=bad_rows.counts.pop(path, 0))
+    return task, training, [
+        read_split(
+            task, split, path, bad_rows, tokenizer, split=split,
+            labels="required" if split.startswith("dev") else task.test_labels,
+        )
+        for split, path in files.items()
+    ]  # fmt: skip
+
+
+# --- Predictions and scores -------------------------------------------------------------------------------------------
 
 
 def open_model(
@@ -49,31 +99,26 @@ def predict_texts(
 
 
 def predict(
-    found: Checkpoint, source: str, output: str, *, texts: Sequence[str] = (), with_text: bool = False,
-    strict: bool = False, batch_size: int = 64, bars: Bars = silent,
+    found: Checkpoint, source: str, output: str, *, texts: Sequence[str] = (), strict: bool = False,
+    batch_size: int = 64, bars: Bars = silent,
 ) -> int:  # fmt: skip
     """Writes the prediction for each example of `source`, in its order, and returns the number of examples.
 
-    Each is a JSON line, or a row of a table if the name of `output` ends in .csv or .tsv (see `format_predictions`). It
-    has the `id` of its row (the column id, idx, guid or index, else the row's number) and `prediction`, and by kind of
-    task:
+    Each is a JSON line. It has the `id` of its row (the column id, idx, guid or index, else the row's number) and
+    `prediction`, and by kind of task:
 
     text, glue: the class, and `probabilities` by class; for a regression the score.
     choice: the ending's number from 0, and `probabilities` in the order of the endings.
     ner: the tag of each of the `words`.
     squad: the answer, its `probability` among the n best and, for 2.0, `null_odds`; "" is no answer.
 
-    With `with_text`, after `id`: `text`, or `text_a` and `text_b` of a pair; for a choice `context`, `start` and
-    `endings` by number; for squad `question` and `context`.
-
     Bad rows are skipped, logged and counted.
 
     Args:
       found: a fine-tuned checkpoint.
-      source: a file in the training file's format, labels ignored. For a tagger also a table with a text per row.
+      source: a file in the training file's format, labels ignored. For a tagger with `texts` a table.
       output: the file to write; its folder is created if missing.
       texts: one or two text columns; by default those of the training file.
-      with_text: write the texts of each example, too.
       strict: raise InputError for a bad row.
       batch_size: examples per batch.
       bars: creates progress bars.
@@ -85,6 +130,8 @@ def predict(
     check_batch_size(batch_size)
     if remote.absolute(source) == remote.absolute(output):
         raise InputError(f"output={output}: is the input; choose another file")
+    if named_format(output) not in ("", "json"):
+        raise InputError(f"output={output}: predictions are JSON lines; choose a name that ends in .jsonl")
     task = task_of(found)
     split = read_split(
         task, "input", source, BadRows(strict=strict), found.tokenizer, labels="ignored", columns=texts
@@ -92,11 +139,31 @@ def predict(
     atomic.check_file_output(output)
     model = open_model(found, batch_size=batch_size, dtype=found.config.get("dtype", "auto"))
     predictions = task.predictions(split, _outputs(model, split, bars))
-    if with_text:
-        both = zip(predictions, split.examples, strict=True)
-        predictions = [{"id": row["id"], **task.texts_of(example), **row} for row, example in both]
-    atomic.write_whole(epath.Path(output), format_predictions(output, predictions))
+    write_predictions(epath.Path(output), predictions)
     return len(split.examples)
+
+
+def describe_result(
+    task: Task, splits: Sequence[Split], step: int, scores: Mapping[str, Mapping[str, float]]
+) -> dict[str, Any]:
+    """Returns the contents of `result.json`.
+
+    Keys: `format_version`, `task`, `main_metric`, `step`, `scores` by split, and `rows`: for each scored split the
+    numbers `scored` and `left_out` (skipped).
+    """
+    rows = {
+        split.name: {"scored": len(split.examples), "left_out": split.left_out}
+        for split in splits if split.name in scores
+    }  # fmt: skip
+    return {
+        "format_version": RESULT_VERSION, "task": task.name, "main_metric": task.metrics[0], "step": step,
+        "scores": dict(scores), "rows": rows,
+    }  # fmt: skip
+
+
+def read_result(path: epath.Path) -> dict[str, Any]:
+    """Reads `result.json` at `path`. Raises InputError for a damaged file or a newer version."""
+    return read_json(path, RESULT_VERSION)
 
 
 def evaluate_finetuned(found: Checkpoint, data: str, *, batch_size: int = 64, bars: Bars = silent) -> dict[str, Any]:

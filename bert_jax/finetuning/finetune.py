@@ -22,7 +22,7 @@ from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.files.atomic import read_json, write_json
-from bert_jax.finetuning.results import RESULT_FILE, read_result
+from bert_jax.finetuning.fine_tuned import RESULT_FILE, read_result
 from bert_jax.finetuning.run import check_config, check_same_run, finetune_once
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs

@@ -21,10 +21,9 @@ from bert_jax.errors import InputError
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.files.atomic import read_json, write_json
 from bert_jax.finetuning.batches import BatchOrder, Predictor, check_segments
+from bert_jax.finetuning.fine_tuned import KINDS, RESULT_FILE, describe_result, read_task
 from bert_jax.finetuning.losses import task_objective
-from bert_jax.finetuning.results import PREDICTIONS, RESULT_FILE, describe_result
 from bert_jax.finetuning.task import Split, Task
-from bert_jax.finetuning.tasks.kinds import KINDS, read_task
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead, layers_needed
@@ -274,7 +273,7 @@ def _finish(
     `final` spares the splits that were evaluated at the last step, see `_EvaluateSplits`.
     """
     result: dict[str, dict[str, float]] = {}
-    target = run.folder / PREDICTIONS
+    target = run.folder / "predictions"
     if is_first():
         atomic.make_folder(target)
     for split in setup.splits:

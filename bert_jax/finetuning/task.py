@@ -8,14 +8,12 @@ A row of a file is used whole or skipped. A skipped one keeps its number, is cou
 """
 
 import abc
-import csv
 import dataclasses
-import io
 import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -31,15 +29,10 @@ from bert_jax.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-ID_FIELDS = ("id", "idx", "guid", "index")
-"""Names of the column with a row's id: the first of these that has a value."""
+ID_FIELDS = ("id", "idx", "guid", "index", "")
+"""Names of the column with a row's id: the first of these that has a value. SWAG's first column has no name."""
 
 _LOGGED = 5  # rows of each file that are logged one by one
-_SINGULAR = {"probabilities": "probability"}
-_TSV_SPACES = str.maketrans("\t\r\n", "   ")
-
-Row = tuple[int, int | str, dict[str, Any]]
-"""(number of the row from 1, its place in the file, value by column)."""
 
 Outputs = Sequence[np.ndarray]
 """The model's fp32 outputs by example: [labels] of a sequence, [choices], or [T, outputs] of T tokens."""
@@ -80,18 +73,34 @@ class BadRows:
             log.warning("Skipped %d bad rows of %s in total", self.counts[path], path)
 
 
-def read_rows(path: str, bad_rows: BadRows, names: Sequence[str] = ()) -> Iterator[Row]:
-    """Yields the rows of a file; `names` are the columns of one without a header. Raises as `read_table` does."""
+def read_rows(
+    path: str, bad_rows: BadRows, example: Callable[[dict[str, Any], int], Any], expected: str,
+    names: Sequence[str] = (),
+) -> list[Any]:  # fmt: skip
+    """Returns the examples of the rows of a file, in its order.
+
+    Args:
+      path: the file, which `read_table` reads.
+      bad_rows: collects the rows that are skipped.
+      example: makes an example of a row and its number from 1; a ValueError skips the row.
+      expected: what a usable row has, for the error about a file without one.
+      names: the columns of a file without a header.
+    """
+    examples = []
     for number, (place, row) in enumerate(read_table(path, names), 1):
-        if isinstance(row, BadRow):
-            bad_rows.add(path, place, ValueError(row.problem))
-        else:
-            yield number, place, row
+        try:
+            if isinstance(row, BadRow):
+                raise ValueError(row.problem)
+            examples.append(example(row, number))
+        except ValueError as error:
+            bad_rows.add(path, place, error)
+    bad_rows.check_usable(path, examples, expected)
+    return examples
 
 
-def row_id(row: Mapping[str, Any], number: int, name: str = "id") -> str:
-    """Returns the value of the column `name`, else that of the first of ID_FIELDS with one, else the row's number."""
-    found = (row.get(column) for column in (name, *ID_FIELDS))
+def row_id(row: Mapping[str, Any], number: int) -> str:
+    """Returns the value of the first column of ID_FIELDS with one, else the row's number."""
+    found = (row.get(column) for column in ID_FIELDS)
     return next((str(value) for value in found if value not in (None, "")), str(number))
 
 
@@ -237,10 +246,6 @@ class Task(abc.ABC):
     def is_labelled(self, example: Any) -> bool:
         """Returns whether an example can be scored."""
 
-    @abc.abstractmethod
-    def texts_of(self, example: Any) -> dict[str, Any]:
-        """Returns the texts of an example, as JSON."""
-
     # --- Model --------------------------------------------------------------------------------------------------------
 
     @abc.abstractmethod
@@ -261,8 +266,7 @@ class Task(abc.ABC):
 
     def write(self, split: Split, outputs: Outputs, folder: epath.Path) -> None:
         """Writes the predictions of a split to files in a folder."""
-        rows = [{key: row[key] for key in ("id", "prediction")} for row in self.predictions(split, outputs)]
-        (folder / f"{split.name}.tsv").write_bytes(format_predictions(".tsv", rows))
+        write_predictions(folder / f"{split.name}.jsonl", self.predictions(split, outputs))
 
 
 def read_split(
@@ -276,45 +280,9 @@ def read_split(
     return Split(name, examples, encoded, is_labelled, bad_rows.counts.pop(path, 0))
 
 
-# --- Predictions ------------------------------------------------------------------------------------------------------
-
-
-def format_predictions(name: str, predictions: Sequence[Mapping[str, Any]]) -> bytes:
-    """Returns the file of predictions, JSON objects with equal keys: JSON lines, or a table with a header line.
-
-    It is a table if the name ends in .csv or .tsv. A table has the keys as columns: an object or a list of numbers
-    becomes a column per entry (`probabilities` becomes `probability_LABEL`), and a list of words is joined by spaces.
-    CSV is as in RFC 4180; TSV is not quoted, and has a space for each tab or line break in a text. `read_table` reads
-    all of them.
-    """
-    ending = name.lower().rpartition(".")[2]
-    if ending not in ("csv", "tsv"):
-        return "".join(json.dumps(prediction, ensure_ascii=False) + "\n" for prediction in predictions).encode()
-    rows = [_cells(prediction) for prediction in predictions]
-    header = list(dict.fromkeys(column for row in rows for column in row))
-    table = [header, *([row.get(column, "") for column in header] for row in rows)]
-    if ending == "tsv":
-        return "".join("\t".join(cell.translate(_TSV_SPACES) for cell in row) + "\n" for row in table).encode()
-    text = io.StringIO(newline="")
-    csv.writer(text).writerows(table)
-    return text.getvalue().encode()
-
-
-def _cells(prediction: Mapping[str, Any]) -> dict[str, str]:
-    cells: dict[str, str] = {}
-    for key, value in prediction.items():
-        if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
-            cells[key] = " ".join(value)
-        elif isinstance(value, list | Mapping):
-            entries = value.items() if isinstance(value, Mapping) else enumerate(value)
-            cells |= {f"{_SINGULAR.get(key, key)}_{name}": _text(entry) for name, entry in entries}
-        else:
-            cells[key] = _text(value)
-    return cells
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else "" if value is None else json.dumps(value)
+def write_predictions(path: epath.Path, predictions: Iterable[Mapping[str, Any]]) -> None:
+    """Writes predictions as JSON lines."""
+    write_lines(path, (json.dumps(prediction, ensure_ascii=False) for prediction in predictions))
 
 
 def write_lines(path: epath.Path, lines: Iterable[str]) -> None:

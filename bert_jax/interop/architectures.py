@@ -13,7 +13,7 @@ from typing import Any
 from etils import epath
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.tasks.kinds import KINDS
+from bert_jax.finetuning.fine_tuned import KINDS
 from bert_jax.finetuning.tasks.text import TASKS
 from bert_jax.model.bert import HEADS
 from bert_jax.model.task_heads import TaskHead

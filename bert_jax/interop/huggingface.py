@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from bert_jax import __version__
 from bert_jax.files import provenance, remote
 from bert_jax.files.atomic import new_folder, whole_folder
-from bert_jax.finetuning.results import RESULT_FILE, read_result
+from bert_jax.finetuning.fine_tuned import RESULT_FILE, read_result
 from bert_jax.interop.architectures import ARCHITECTURES, architecture_of, task_config
 from bert_jax.interop.importing import CONFIG
 from bert_jax.interop.weights import WHOLE, layout, model_settings, state_dict

@@ -29,9 +29,9 @@ from bert_jax.config_keys import FinetuneConfig, PretrainConfig, StudyConfig, St
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.atomic import write_json
+from bert_jax.finetuning.fine_tuned import read_task
 from bert_jax.finetuning.finetune import SEARCH_FILE, planned_runs, search
 from bert_jax.finetuning.run import model_of
-from bert_jax.finetuning.tasks.kinds import read_task
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.interpreter import StopSignal

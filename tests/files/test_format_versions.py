@@ -10,7 +10,7 @@ from etils import epath
 from bert_jax.data.dataset import INFO_FILE, PreparedDataset
 from bert_jax.errors import InputError
 from bert_jax.files import provenance
-from bert_jax.finetuning.results import RESULT_FILE, read_result
+from bert_jax.finetuning.fine_tuned import RESULT_FILE, read_result
 
 
 def newer(path: Path) -> Path:

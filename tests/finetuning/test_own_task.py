@@ -14,10 +14,10 @@ import bert_jax
 from bert_jax.cli import main
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.finetuning.batches import EncodedExamples
+from bert_jax.finetuning.fine_tuned import KINDS
 from bert_jax.finetuning.finetune import finetune
-from bert_jax.finetuning.results import compute_metrics
 from bert_jax.finetuning.task import BadRows, Labels, Outputs, Split, Task, read_rows, text_in
-from bert_jax.finetuning.tasks.kinds import KINDS
+from bert_jax.finetuning.tasks.text import compute_metrics
 from bert_jax.text.sequences import encode_pairs
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -41,16 +41,13 @@ class LongWords(Task):
         self, path: str, bad_rows: BadRows, *, split: str = "", labels: Labels = "required",
         columns: Sequence[str] = (),
     ) -> list[str]:  # fmt: skip
-        return [text_in(row, "text") for _, _, row in read_rows(path, bad_rows)]
+        return read_rows(path, bad_rows, lambda row, number: text_in(row, "text"), "a text")
 
     def from_texts(self, texts: Sequence[str], pairs: Sequence[Any]) -> list[str]:
         return [*texts]
 
     def is_labelled(self, example: str) -> bool:
         return True
-
-    def texts_of(self, example: str) -> dict[str, Any]:
-        return {"text": example}
 
     def _labels(self, examples: Sequence[str]) -> np.ndarray:
         return np.array([sum(len(word) >= self.letters for word in one.split()) for one in examples], np.float32)
@@ -84,9 +81,9 @@ def test_own_task_is_trained_scored_exported_and_predicts(
         capsys.readouterr()
         assert main(["evaluate", "--checkpoint", model, "--data", str(tmp_path)]) == 0
         assert json.loads(capsys.readouterr().out)["scores"]["dev"] == pytest.approx(scores["dev"], abs=1e-4)
-        output = str(tmp_path / "said.csv")
+        output = str(tmp_path / "said.jsonl")
         assert main(["predict", "--checkpoint", model, "--input", str(tmp_path / "dev.csv"), "--output", output]) == 0
         assert bert_jax.load(model).record["letters"] == 3
         (said,) = bert_jax.load(model).predict(texts[0])
-        first = Path(output).read_text().split("\n")[1].split(",")
-        assert float(first[1]) == pytest.approx(said["prediction"], abs=1e-3)
+        first = json.loads(Path(output).read_text().split("\n")[0])
+        assert first["prediction"] == pytest.approx(said["prediction"], abs=1e-3)

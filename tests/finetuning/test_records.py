@@ -9,9 +9,8 @@ from support import helpers
 
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
-from bert_jax.finetuning.fine_tuned import evaluate_finetuned, predict
+from bert_jax.finetuning.fine_tuned import KINDS, evaluate_finetuned, predict, task_of
 from bert_jax.finetuning.finetune import finetune
-from bert_jax.finetuning.tasks.kinds import KINDS, task_of
 from bert_jax.inference.pretrained import open_model_of
 from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
@@ -110,7 +109,7 @@ def test_workdir_export_and_import_predict_the_file_of_training(run: Path):
     said = []
     for name in ("run", "export", "import"):
         output = run.parent / f"{name}.jsonl"
-        count = predict(open_model_of(str(run.parent / name)), str(run), str(output), with_text=True, strict=True)
+        count = predict(open_model_of(str(run.parent / name)), str(run), str(output), strict=True)
         assert count == len(TEXTS)
         said.append([json.loads(line) for line in output.read_text().splitlines()])
     assert said[0] == said[1] == said[2]

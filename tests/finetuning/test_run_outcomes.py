@@ -11,9 +11,8 @@ from bert_jax.cli import main
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import BertJaxError
 from bert_jax.finetuning.batches import Predictor
-from bert_jax.finetuning.fine_tuned import evaluate_finetuned
+from bert_jax.finetuning.fine_tuned import evaluate_finetuned, read_task
 from bert_jax.finetuning.finetune import finetune
-from bert_jax.finetuning.tasks.kinds import read_task
 from bert_jax.training.checkpoints import open_checkpoint
 
 TRAIN = "text,label\n" + "the ship .,sea\nthe owl .,night\n" * 8
@@ -42,8 +41,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("all_devices")
-def test_a_run_says_which_label_f1_is_of_which_rows_have_no_score_and_predicts_each_split_once(
-    checkpoint: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_run_says_which_rows_have_no_score_and_predicts_each_split_once(
+    checkpoint: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     predicted: list[int] = []
     real = Predictor.outputs
@@ -53,7 +52,6 @@ def test_a_run_says_which_label_f1_is_of_which_rows_have_no_score_and_predicts_e
         return real(self, parameters, rows, *more, **options)
 
     monkeypatch.setattr(Predictor, "outputs", counting)
-    caplog.set_level("INFO")
     config = config_of(checkpoint, folder, task__test="test.csv")
     scores = finetune(config, str(folder / "run"))["dev"]
     assert predicted == [3, 3, 2]  # dev after each of two epochs, and test
@@ -61,9 +59,8 @@ def test_a_run_says_which_label_f1_is_of_which_rows_have_no_score_and_predicts_e
     result = json.loads((folder / "run" / "result.json").read_text())
     assert result["scores"] == {"dev": scores}
     assert result["rows"] == {"dev": {"scored": 3, "left_out": 2}}
-    assert "f1 is that of the label 'sea'" in caplog.text
-    lines = (folder / "run" / "predictions" / "dev.tsv").read_text().splitlines()[1:]
-    said = [line.split("\t")[1] for line in lines]
+    lines = (folder / "run" / "predictions" / "dev.jsonl").read_text().splitlines()
+    said = [json.loads(line)["prediction"] for line in lines]
     right = sum(one == label == "sea" for one, label in zip(said, ("sea", "night", "night"), strict=True))
     assert scores["f1"] == pytest.approx(2 * right / (1 + said.count("sea")))
     clean = folder / "clean.csv"

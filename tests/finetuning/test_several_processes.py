@@ -35,5 +35,5 @@ def test_a_search_in_two_processes_is_one_in_one(checkpoint: Path, tmp_path: Pat
         ]
         assert len(losses[0]) == 8
         assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-        predictions = [(folder / run / "predictions" / "dev.tsv").read_text() for folder in (one, two)]
+        predictions = [(folder / run / "predictions" / "dev.jsonl").read_text() for folder in (one, two)]
         assert predictions[0] == predictions[1]

@@ -12,13 +12,13 @@ after the sentence, as many on either side as available.
 """
 
 import dataclasses
+import itertools
 import logging
 import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, Self
 
 import numpy as np
@@ -112,15 +112,14 @@ class NerTask(Task):
         self, path: str, bad_rows: BadRows, *, split: str = "", labels: Labels = "required",
         columns: Sequence[str] = (),
     ) -> list[TaggedSentence]:  # fmt: skip
-        """Reads a CoNLL file, or to predict also rows of a table, which have a text in one of `columns`."""
-        if labels == "ignored" and (columns or named_format(path)):
-            rows = TextTask().read(path, bad_rows, labels="ignored", columns=columns)
-            if rows[0].text_b is not None:
-                raise InputError(f"{path}: a tagger reads one text column, got two; name it with --text")
+        """Reads a CoNLL file, or with `columns`, to predict, a table with a text in this column."""
+        if columns:
+            rows = TextTask(texts=("text",)).read(path, bad_rows, labels="ignored", columns=columns)
             return [_split_words(row.text_a, row.id, number) for number, row in enumerate(rows)]
         name = os.path.basename(path).lower()
-        if labels == "ignored" and name.endswith(".txt") and all(name not in names for names in _FILES.values()):
-            raise InputError(f"{path}: name it .conll if it has a word a line, or give a table of texts (.tsv, .jsonl)")
+        is_usual = name in itertools.chain(*_FILES.values()) or named_format(path) == "tsv"
+        if labels == "ignored" and not is_usual and (name.endswith(".txt") or named_format(path)):
+            raise InputError(f"{path}: expected a word a line (.conll, .tsv); name the column of a table with --text")
         sentences = self._read_conll(path, bad_rows, labels)
         kinds = Counter(kind for sentence in sentences for kind, _, _ in entity_spans(sentence.tags or ()))
         if unknown := sorted(kinds.keys() - {*self.types}) if self.tags else []:
@@ -136,9 +135,6 @@ class NerTask(Task):
     def is_labelled(self, example: TaggedSentence) -> bool:
         return example.tags is not None
 
-    def texts_of(self, example: TaggedSentence) -> dict[str, Any]:
-        return {"text": " ".join(example.words)}
-
     def _read_conll(self, path: str, bad_rows: BadRows, labels: Labels) -> list[TaggedSentence]:
         """Reads the sentences of a file; tags in IOB1, BIO or BIOES are converted to BIO.
 
@@ -148,7 +144,7 @@ class NerTask(Task):
         sentences: list[TaggedSentence] = []
         number, document, has_documents = 0, -1, False
         lines = enumerate((line.strip(b" \r") for _, line in lines_from(path, 0, None)), 1)
-        for key, block in groupby(lines, key=_block_of):
+        for key, block in itertools.groupby(lines, key=_block_of):
             if isinstance(key, str):
                 document, has_documents = document + 1, True
             if key is not True:
@@ -283,7 +279,7 @@ def encode_windows(
     pieces = _pieces(tokenizer, sentences, room)
     windows: list[TagWindow] = []
     numbered = enumerate(sentences)
-    for _, group in groupby(numbered, key=lambda pair: pair[1].document if document_context else pair[0]):
+    for _, group in itertools.groupby(numbered, key=lambda pair: pair[1].document if document_context else pair[0]):
         words = [(number, word) for number, sentence in group for word in range(len(sentence.words))]
         ids = [pieces[sentences[number].words[word]] for number, word in words]
         ends = np.cumsum([0, *map(len, ids)])  # of the pieces before each word, and of all
@@ -313,7 +309,7 @@ def _parts(words: Sequence[tuple[int, int]], ends: np.ndarray, room: int) -> Ite
     The parts of one that is longer than a window have half a window of pieces, so that a quarter is on either side.
     """
     start = 0
-    for _, group in groupby(words, key=lambda pair: pair[0]):
+    for _, group in itertools.groupby(words, key=lambda pair: pair[0]):
         last = start + len(list(group))
         limit = room if ends[last] - ends[start] <= room else room // 2
         for word in range(start + 1, last):

@@ -360,9 +360,6 @@ class SquadTask(Task):
     def is_labelled(self, example: Question) -> bool:
         return bool(example.answers) or (self.version_2 and example.is_impossible)
 
-    def texts_of(self, example: Question) -> dict[str, Any]:
-        return {"question": example.question, "context": example.context}
-
     # --- Model --------------------------------------------------------------------------------------------------------
 
     def encode(self, examples: Sequence[Question], tokenizer: Tokenizer, *, labelled: bool) -> EncodedExamples:

@@ -1,30 +1,34 @@
-"""Classification and regression of one or two texts: the user's own, and the nine tasks of GLUE.
+"""Tasks whose examples are rows of a file: classes or scores of one or two texts, GLUE's nine tasks, multiple choice.
 
-The user's own are rows of CSV, TSV, JSON lines, Parquet or Arrow with a label.
+The user's own texts are rows of CSV, TSV, JSON lines, Parquet or Arrow with a label.
 
 GLUE's files are those of the benchmark's own download (https://gluebenchmark.com/tasks): tab-separated, UTF-8, without
 quoting, with a header line except in CoLA's train and dev. A test file has the columns of the others without the label,
 and an `index` before them (QQP: an `id`). Columns are found by name.
+
+A row of multiple choice has `context`, `label` (the number of the correct ending, from 0), optionally `start` (the
+beginning of every ending) and `id`, and two or more endings: a list `endings`, or the columns `ending0`, `ending1` and
+so on. SWAG's train.csv, val.csv and test.csv (https://github.com/rowanz/swagaf) name the first two `sent1` and `sent2`.
 """
 
 import dataclasses
 import json
-import logging
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from etils import epath
+from numpy.typing import ArrayLike
 
 from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files.text_files import named_format
 from bert_jax.finetuning.batches import EncodedExamples
-from bert_jax.finetuning.results import compute_metrics
 from bert_jax.finetuning.task import (
     BadLabel,
     BadRows,
@@ -41,18 +45,58 @@ from bert_jax.finetuning.task import (
 from bert_jax.text.sequences import encode_pairs
 from bert_jax.text.tokenizer import Tokenizer
 
-log = logging.getLogger(__name__)
-
-TEXT_FIELDS = (
-    ("text",), ("text_a", "text_b"), ("sentence1", "sentence2"), ("premise", "hypothesis"),
-    ("question1", "question2"), ("question", "sentence"), ("sentence",),
-)  # fmt: skip
-"""Default names of the text columns: the first of these that a file has."""
-
-SCORE_RANGE = (0.0, 5.0)
-"""The range of STS-B's scores, to which submissions are clipped."""
-
 _GREATEST = float(np.finfo(np.float32).max)
+
+# --- Metrics ----------------------------------------------------------------------------------------------------------
+
+
+def accuracy(labels: ArrayLike, predictions: ArrayLike) -> float:
+    """Returns the share of correct predictions. Both are [N]."""
+    return float(np.mean(np.equal(labels, predictions)))
+
+
+def f1(labels: ArrayLike, predictions: ArrayLike, positive: int = 1) -> float:
+    """Returns the F1 of the positive class: 2 TP / (2 TP + FP + FN); 0.0 without one. Both are [N]."""
+    y, p = np.equal(labels, positive), np.equal(predictions, positive)
+    return 2 * int((y & p).sum()) / int(y.sum() + p.sum()) if y.any() or p.any() else 0.0
+
+
+def f1_macro(labels: ArrayLike, predictions: ArrayLike) -> float:
+    """Returns the mean F1 of the classes that occur as labels or predictions. Both are [N]."""
+    classes = np.union1d(labels, predictions)
+    return sum(f1(labels, predictions, one) for one in classes) / len(classes)
+
+
+def _correlation(name: str) -> Callable[[Sequence[float], ArrayLike], float]:
+    """Returns a correlation of `scipy.stats`, which is 0.0 for constant scores or one example."""
+
+    def correlation(labels: Sequence[float], predictions: ArrayLike) -> float:
+        from scipy import stats  # takes half a second
+
+        if len(labels) < 2:
+            return 0.0
+        with warnings.catch_warnings(action="ignore"):  # of constant scores
+            return float(np.nan_to_num(getattr(stats, name)(labels, predictions).statistic))
+
+    return correlation
+
+
+METRICS: dict[str, Callable[..., float]] = {
+    "accuracy": accuracy, "f1": f1, "f1_macro": f1_macro, "matthews": _correlation("pearsonr"),
+    "pearson": _correlation("pearsonr"), "spearman": _correlation("spearmanr"),
+}  # fmt: skip
+"""Metrics by name; each takes labels, then predictions. Of two classes Matthews' correlation is Pearson's."""
+
+
+def compute_metrics(names: Iterable[str], labels: Sequence[float], predictions: ArrayLike) -> dict[str, float]:
+    """Computes the metrics with the given names in METRICS, each in [-1, 1] and not in percent.
+
+    `labels` and `predictions` are [N] class numbers, or scores.
+    """
+    return {name: METRICS[name](labels, predictions) for name in names}
+
+
+# --- Texts ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -71,9 +115,8 @@ class TextTask(Task):
 
     Attributes:
       classes: class names by number, those of the training file, sorted; empty for scores.
-      texts: names of one or two text columns; those of the training file. If empty, the first of TEXT_FIELDS.
+      texts: names of one or two text columns; empty if unknown, then `text`.
       label: the column of the label.
-      id: the column of the row's id, if there is one; see `row_id`.
     """
 
     test_labels: ClassVar[Labels] = "ignored"
@@ -83,16 +126,13 @@ class TextTask(Task):
     classes: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
     label: str = "label"
-    id: str = "id"
 
     @classmethod
     def from_config(cls, config: FinetuneConfig) -> Self:
         task = config.task
-        if task.text_pair and not task.text:
-            raise InputError(f"task.text_pair={task.text_pair}: the second text requires the first; set task.text")
         return cls(
             kind="regress" if task.regression else "classify", max_seq_len=task.max_seq_len,
-            texts=tuple(name for name in (task.text, task.text_pair) if name), label=task.label,
+            texts=tuple(filter(None, (task.text, task.text_pair))), label=task.label,
         )  # fmt: skip
 
     @property
@@ -117,68 +157,42 @@ class TextTask(Task):
     # --- Files --------------------------------------------------------------------------------------------------------
 
     def read_training(self, path: str, bad_rows: BadRows) -> tuple[Self, list[TextExample]]:
-        texts, examples = self._read(path, bad_rows, "train", "required", ())
-        task = dataclasses.replace(self, texts=texts)
-        if not self.regression and not self.classes:
-            classes = _sorted_classes({str(example.label) for example in examples})
-            if len(classes) < 2:
-                raise InputError(f"{path}: expected at least 2 different labels, all are {classes[0]!r}")
-            task = dataclasses.replace(task, classes=classes)
-        if "f1" in task.metrics:
-            log.info("f1 is that of the label %r", task.classes[-1])
-        return task, examples
+        examples = self.read(path, bad_rows, split="train")
+        if self.regression or self.classes:
+            return self, examples
+        classes = _sorted_classes({str(example.label) for example in examples})
+        if len(classes) < 2:
+            raise InputError(f"{path}: expected at least 2 different labels, all are {classes[0]!r}")
+        return dataclasses.replace(self, classes=classes), examples
 
     def read(
         self, path: str, bad_rows: BadRows, *, split: str = "", labels: Labels = "required",
         columns: Sequence[str] = (),
     ) -> list[TextExample]:  # fmt: skip
-        texts, examples = self._read(path, bad_rows, split, labels, columns)
-        self._check_pairs(path, len(texts), "name the text columns with --text")
-        return examples
+        names = tuple(columns) or self.texts or ("text",)
+        self._check_count(path, len(names), "name the text columns with --text")
+
+        def example(row: Mapping[str, Any], number: int) -> TextExample:
+            first, *second = (text_in(row, name, may_be_empty=labels == "ignored") for name in names)
+            label = None if labels == "ignored" else self.label_in(row)
+            return TextExample(row_id(row, number), first, second[0] if second else None, label)
+
+        expected = [*names, *([self.label] if labels == "required" else [])]
+        header = () if columns else self.header_of(path, split)
+        return read_rows(path, bad_rows, example, f"the columns {' and '.join(expected)}", header)
 
     def from_texts(self, texts: Sequence[str], pairs: Sequence[Any]) -> list[TextExample]:
         for pair in pairs:
-            self._check_pairs("the given text", 1 if pair is None else 2, "give a pair to every text, or to none")
+            self._check_count("the given text", 1 if pair is None else 2, "give a pair to every text, or to none")
         both = zip(texts, pairs, strict=True)
         return [TextExample(str(number), *texts) for number, texts in enumerate(both)]
 
     def is_labelled(self, example: TextExample) -> bool:
         return example.label is not None
 
-    def texts_of(self, example: TextExample) -> dict[str, Any]:
-        if example.text_b is None:
-            return {"text": example.text_a}
-        return {"text_a": example.text_a, "text_b": example.text_b}
-
     def header_of(self, path: str, split: str) -> Sequence[str]:
         """Returns the columns of a file without a header line; () for one with it."""
         return ()
-
-    def _read(
-        self, path: str, bad_rows: BadRows, split: str, labels: Labels, columns: Sequence[str]
-    ) -> tuple[tuple[str, ...], list[TextExample]]:
-        """Returns the names of the text columns, and the examples."""
-        if len(columns) > 2:
-            raise InputError(f"{', '.join(columns)}: expected 1 or 2 text columns, got {len(columns)}")
-        names, examples = tuple(columns) or self.texts, []
-        for number, place, row in read_rows(path, bad_rows, () if columns else self.header_of(path, split)):
-            names = names or next((fields for fields in TEXT_FIELDS if all(name in row for name in fields)), ())
-            if not names:
-                raise InputError(f"{path}: text columns not found among {list(row)!s:.300}; name one or two")
-            try:
-                first, *second = (text_in(row, name, may_be_empty=self.reads_empty(labels)) for name in names)
-                label = None if labels == "ignored" else self.label_in(row)
-            except ValueError as error:
-                bad_rows.add(path, place, error)
-                continue
-            examples.append(TextExample(row_id(row, number, self.id), first, second[0] if second else None, label))
-        expected = [*(names or ("a text",)), *([self.label] if labels == "required" else [])]
-        bad_rows.check_usable(path, examples, f"the columns {' and '.join(expected)}")
-        return names, examples
-
-    def reads_empty(self, labels: Labels) -> bool:
-        """Returns whether a row may have an empty text."""
-        return False
 
     def label_in(self, row: Mapping[str, Any]) -> str | float:
         """Returns the label of a row: a class, one of `classes` if they are known, or a score. ValueError if bad."""
@@ -208,9 +222,10 @@ class TextTask(Task):
             raise BadLabel(f"label {value!r:.60}: expected a finite number of float32")
         return score
 
-    def _check_pairs(self, where: str, count: int, fix: str) -> None:
-        if self.texts and count != len(self.texts):
-            raise InputError(f"{where}: got {count} text(s), the model was trained on {len(self.texts)}; {fix}")
+    def _check_count(self, where: str, count: int, fix: str) -> None:
+        expected = (len(self.texts),) if self.texts else (1, 2)
+        if count not in expected:
+            raise InputError(f"{where}: got {count} text(s), expected {' or '.join(map(str, expected))}; {fix}")
 
     # --- Model --------------------------------------------------------------------------------------------------------
 
@@ -262,7 +277,7 @@ class _Spec:
       texts: one or two text columns.
       label: the column of the label.
       classes: label names in the files and on the leaderboard, by class number; empty for a regression.
-      metrics: keys of `results.METRICS`, that of BERT's paper first; the leaderboard's score is their mean.
+      metrics: keys of METRICS, that of BERT's paper first; the leaderboard's score is their mean.
     """
 
     folder: str
@@ -336,9 +351,6 @@ class GlueTask(TextTask):
         is_test = "test" in (split, os.path.basename(path).partition(".")[0])
         return _COLA if self._spec.folder == "CoLA" and named_format(path) == "tsv" and not is_test else ()
 
-    def reads_empty(self, labels: Labels) -> bool:
-        return labels == "ignored"  # the leaderboard expects every row
-
     def label_in(self, row: Mapping[str, Any]) -> str | float:
         if row.get(self.label) == "-":  # in MNLI
             raise ValueError("label '-': annotators did not agree on a gold label")
@@ -351,6 +363,137 @@ class GlueTask(TextTask):
             return
         predicted = [(row["id"], row["prediction"]) for row in self.predictions(split, outputs)]
         if self.regression:
-            predicted = [(key, f"{np.clip(score, *SCORE_RANGE):.3f}") for key, score in predicted]
+            predicted = [(key, f"{np.clip(score, 0, 5):.3f}") for key, score in predicted]  # STS-B's range
         name = _SUBMISSIONS[split.name].format(self._spec.folder)
         write_lines(folder / name, ["index\tprediction", *(f"{key}\t{label}" for key, label in predicted)])
+
+
+# --- Multiple choice --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ChoiceExample:
+    """`endings` continue `start`, which follows `context`; `label` is the correct one's number, from 0, or None."""
+
+    id: str
+    context: str
+    start: str
+    endings: tuple[str, ...]
+    label: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceTask(Task):
+    """A choice of the correct one of `size` endings; of any number if it is 0.
+
+    The encoder reads one sequence per ending: the context, then the start and the ending.
+    """
+
+    name: str = "choice"
+    kind: str = "choose"
+    size: int = 0  # a field here, a property in Task
+
+    @classmethod
+    def from_config(cls, config: FinetuneConfig) -> Self:
+        return cls(max_seq_len=config.task.max_seq_len)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ("accuracy",)
+
+    # --- Files --------------------------------------------------------------------------------------------------------
+
+    @property
+    def usual_files(self) -> Mapping[str, Sequence[str]]:
+        return {
+            "train": ("train.csv", "train.tsv", "train.jsonl"),
+            "dev": ("val.csv", "dev.csv", "dev.tsv", "dev.jsonl"),
+            "test": ("test.csv", "test.tsv", "test.jsonl"),
+        }
+
+    def read_training(self, path: str, bad_rows: BadRows) -> tuple[Self, list[ChoiceExample]]:
+        examples = self.read(path, bad_rows, split="train")
+        return dataclasses.replace(self, size=len(examples[0].endings)), examples
+
+    def read(
+        self, path: str, bad_rows: BadRows, *, split: str = "", labels: Labels = "required",
+        columns: Sequence[str] = (),
+    ) -> list[ChoiceExample]:  # fmt: skip
+        if columns:
+            raise InputError(f"text={' '.join(columns)}: a choice has fixed columns; omit it")
+        size = self.size
+
+        def example(row: Mapping[str, Any], number: int) -> ChoiceExample:
+            nonlocal size
+            found = _choice(row, number, labels, size)
+            size = len(found.endings)  # of the first row, if the model does not have it
+            return found
+
+        return read_rows(path, bad_rows, example, f"a context and {size or 'at least 2'} endings")
+
+    def from_texts(self, texts: Sequence[str], pairs: Sequence[Any]) -> list[ChoiceExample]:
+        examples: list[ChoiceExample] = []
+        for number, (text, endings) in enumerate(zip(texts, pairs, strict=True)):
+            row = {"context": text, "endings": [*endings] if isinstance(endings, tuple) else endings}
+            size = len(examples[0].endings) if examples else self.size
+            try:
+                examples.append(_choice(row, number, "ignored", size))
+            except ValueError as error:
+                raise InputError(f"pair {number}: {error}") from error
+        return examples
+
+    def is_labelled(self, example: ChoiceExample) -> bool:
+        return example.label is not None
+
+    # --- Model --------------------------------------------------------------------------------------------------------
+
+    def encode(self, examples: Sequence[ChoiceExample], tokenizer: Tokenizer, *, labelled: bool) -> EncodedExamples:
+        """Encodes one sequence per ending: [CLS] context [SEP] start ending [SEP]."""
+        size, labels = len(examples[0].endings), None
+        pairs = [(one.context, f"{one.start} {ending}".strip()) for one in examples for ending in one.endings]
+        if labelled:
+            correct = np.array([example.label for example in examples])
+            labels = (np.arange(size) == correct[:, None]).astype(np.int32).reshape(-1)
+        return EncodedExamples(encode_pairs(tokenizer, pairs, self.max_seq_len), labels, group=size)
+
+    def score(self, split: Split, outputs: Outputs) -> dict[str, float]:
+        labels = [example.label for example in split.examples]
+        return compute_metrics(self.metrics, labels, np.stack(outputs).argmax(axis=-1))
+
+    def predictions(self, split: Split, outputs: Outputs) -> list[dict[str, Any]]:
+        return [
+            {"id": example.id, "prediction": int(row.argmax()), "probabilities": softmax(row).round(6).tolist()}
+            for example, row in zip(split.examples, outputs, strict=True)
+        ]
+
+    def write(self, split: Split, outputs: Outputs, folder: epath.Path) -> None:
+        """Writes the chosen endings in the format of SWAG's leaderboard (rowanz/swagaf `csv_predict.py`)."""
+        rows = (f"{row['id']},{row['prediction']}" for row in self.predictions(split, outputs))
+        write_lines(folder / f"{split.name}.csv", [",pred", *rows])
+
+
+def _choice(row: Mapping[str, Any], number: int, labels: Labels, size: int) -> ChoiceExample:
+    """Converts a row with `size` endings, or any number of at least two if that is 0. ValueError for a bad row."""
+    context = text_in(row, "sent1" if "sent1" in row else "context")
+    start = row.get("sent2", row.get("start")) or ""
+    columns = sorted((name for name in row if re.fullmatch("ending[0-9]+", name)), key=lambda name: int(name[6:]))
+    endings = row.get("endings", [row[name] for name in columns])
+    if not isinstance(start, str):
+        raise ValueError("start must be a string")
+    if not isinstance(endings, list) or not all(isinstance(ending, str) and ending.strip() for ending in endings):
+        raise ValueError("endings must be a list of strings that are not empty")
+    if len(endings) != (expected := size or max(2, len(endings))):
+        raise ValueError(f"expected {expected} endings, got {len(endings)}")
+    return ChoiceExample(row_id(row, number), context, start, tuple(endings), _label(row, labels, len(endings)))
+
+
+def _label(row: Mapping[str, Any], labels: Labels, size: int) -> int | None:
+    """Returns the number of the correct ending; None without one. BadLabel for another value, or a missing one."""
+    label = None if labels == "ignored" else row.get("label")
+    if label is None or label == "":
+        if labels == "required":
+            raise BadLabel("label is missing")
+        return None
+    if str(label).removesuffix(".0") not in map(str, range(size)) or isinstance(label, bool):
+        raise BadLabel(f"label {label!r:.60}: expected 0 to {size - 1}")
+    return int(float(label))

@@ -10,8 +10,8 @@ from etils import epath
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning.batches import EncodedExamples
+from bert_jax.finetuning.fine_tuned import read_task
 from bert_jax.finetuning.task import BadRows, Split
-from bert_jax.finetuning.tasks.kinds import read_task
 from bert_jax.finetuning.tasks.text import TASKS, GlueTask, TextExample
 from bert_jax.text.tokenizer import Tokenizer
 

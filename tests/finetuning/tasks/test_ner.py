@@ -78,23 +78,15 @@ def test_words_to_be_tagged(tmp_path: Path):
     assert [sentence.tags for sentence in read(path, labels="optional")] == [("B-A",), None]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.conll", "my\nold ship\n"),
-        ("a.tsv", "text\nmy old\n"),
-        ("a.jsonl", '{"text": "my old"}\n'),
-        ("test.txt", "my\nold"),
-    ],
-)
-def test_name_of_a_file_to_predict_says_its_format(tmp_path: Path, name: str, content: str):
-    (sentence,) = read(write(tmp_path / name, content), labels="ignored")
-    assert sentence.words == ("my", "old")
-
-
-def test_plain_text_is_not_taken_for_columns(tmp_path: Path):
-    with pytest.raises(InputError, match=r"lines\.txt: .*\.conll.*\.tsv"):
-        read(write(tmp_path / "lines.txt", "my old ship\n"), labels="ignored")
+@pytest.mark.parametrize("name", ["a.conll", "a.tsv", "test.txt", "table.csv", "rows.jsonl", "lines.txt"])
+def test_files_to_predict_have_a_word_a_line_unless_a_column_is_named(tmp_path: Path, name: str):
+    path = write(tmp_path / name, "my\nold ship\n")
+    if name in ("a.conll", "a.tsv", "test.txt"):
+        (sentence,) = read(path, labels="ignored")
+        assert sentence.words == ("my", "old")
+    else:
+        with pytest.raises(InputError, match=rf"{name}: .*\.conll.*--text"):
+            read(path, labels="ignored")
 
 
 @pytest.mark.parametrize(

@@ -28,24 +28,10 @@ def read(
     return (task or TextTask()).read(str(path), bad_rows or BadRows(strict=True), **options)
 
 
-@pytest.mark.parametrize(
-    "names",
-    [("text_a", "text_b"), ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"),
-     ("question", "sentence"), ("sentence",), ("text",)],
-)  # fmt: skip
-def test_usual_columns_are_found(tmp_path: Path, names: tuple[str, ...]):
-    row = {"id": "x7", **{name: f"the {name}" for name in names}, "label": 3}
-    path = write(tmp_path / "a.jsonl", "".join(json.dumps({**row, "label": label}) + "\n" for label in (3, 4)))
-    task, (example, _) = TextTask().read_training(str(path), BadRows(strict=True))
-    texts = [f"the {name}" for name in names]
-    assert example == TextExample("x7", texts[0], texts[1] if len(texts) > 1 else None, "3")
-    assert (task.texts, task.classes) == (names, ("3", "4"))
-
-
 def test_named_columns_are_read(tmp_path: Path):
     path = write(tmp_path / "a.csv", "key,text,query,stars\n7,no,yes,4.5\n")
-    task = TextTask(kind="regress", texts=("query", "text"), label="stars", id="key")
-    assert read(path, task) == [TextExample("7", "yes", "no", 4.5)]
+    task = TextTask(kind="regress", texts=("query", "text"), label="stars")
+    assert read(path, task) == [TextExample("1", "yes", "no", 4.5)]
     assert read(path, TextTask(texts=("text",)), labels="ignored", columns=["query"]) == [TextExample("1", "yes")]
     for task, columns, problem in (
         (TextTask(), (), "missing label in 'label'"), (TextTask(texts=("body",)), (), "'body' among .*'query'"),
@@ -53,8 +39,6 @@ def test_named_columns_are_read(tmp_path: Path):
     ):  # fmt: skip
         with pytest.raises(InputError, match=problem):
             read(path, task, columns=columns, labels="ignored" if columns else "required")
-    with pytest.raises(InputError, match="'key', 'stars'"):
-        read(write(tmp_path / "b.csv", "key,stars\n7,4\n"), SCORES, labels="ignored")
 
 
 @pytest.mark.parametrize(
