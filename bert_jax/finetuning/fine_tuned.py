@@ -110,7 +110,7 @@ def predict(
     text, glue: the class, and `probabilities` by class; for a regression the score.
     choice: the ending's number from 0, and `probabilities` in the order of the endings.
     ner: the tag of each of the `words`.
-    squad: the answer, its `probability` among the n best and, for 2.0, `null_odds`; "" is no answer.
+    squad: the answer, its `probability` among the candidates and, for 2.0, `null_odds`; "" is no answer.
 
     Bad rows are skipped, logged and counted.
 

@@ -12,7 +12,7 @@ A paragraph that is too long for one sequence is split into windows with a strid
   empty   A paragraph without a token has one window here, and none in the reference.
 
 Like `write_predictions` of google-research/bert's `run_squad.py`, this combines the best starts with the best ends of a
-window and lists the best spans of all windows of a question. Intended differences:
+window and takes the best span of all windows of a question. Intended differences:
 
   text       An answer is a substring of the paragraph, from the first character of its first token to the last of its
              last. The reference maps tokens back to words by comparing letters. If lengths differ, because lowercasing
@@ -20,9 +20,7 @@ window and lists the best spans of all windows of a question. Intended differenc
   selection  The n_best starts and ends are the best of the paragraph's tokens. The reference takes the best of all
              positions and then drops those in the question, special tokens and padding, so that the amount of padding
              could change an answer. Every candidate of the reference is a candidate here.
-  no answer  If no start matches any end, all tokens of the paragraph are tried, so that any paragraph with a token has
-             an answer. The reference returns "empty" (1.1) or crashes (2.0). A paragraph without a token has the answer
-             "" and null odds of 0, for any threshold.
+  no answer  If no start matches any end, the answer is "". The reference returns "empty" (1.1) or crashes (2.0).
 """
 
 import json
@@ -38,7 +36,7 @@ from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic
 from bert_jax.finetuning.batches import EncodedExamples
-from bert_jax.finetuning.task import BadRows, Labels, Outputs, Split, Task
+from bert_jax.finetuning.task import BadRows, Labels, Outputs, Split, Task, softmax
 from bert_jax.finetuning.tasks.squad_files import Question, best_thresholds, read_questions, score_v1, score_v2
 from bert_jax.text.sequences import EncodedSequence
 from bert_jax.text.tokenizer import Tokenizer
@@ -104,7 +102,8 @@ def build_windows(
         head = (tokenizer.cls_id, *query[:max_query_length], tokenizer.sep_id)
         spans = window_spans(len(ids), max_seq_len - len(head) - 1, doc_stride)
         answer = None
-        if question.answers and not question.is_impossible and (begin := question.answers[0].start) is not None:
+        if question.answers and not question.is_impossible:
+            begin = question.answers[0].start
             answer = answer_tokens(offsets, begin, begin + len(question.answers[0].text))
         for (begin, end), max_context in zip(spans, max_context_masks(spans), strict=True):
             start = last = 0
@@ -157,122 +156,72 @@ def answer_tokens(offsets: np.ndarray, begin: int, end: int) -> tuple[int, int] 
 
 @dataclass(frozen=True)
 class Answers:
-    """A model's answers.
+    """A model's answers to questions, in their order.
 
     Attributes:
-      best: by question id, the best non-empty answer; "" only if the paragraph has no token.
-      null_odds: by question id, the score of "no answer" minus that of the best answer, in logits; empty for SQuAD 1.1.
-      nbest: by question id, the best answers in descending order; for 2.0 "", which is no answer, is always among them.
-        Each has `text`, `probability` (the softmax over the list of the sum of both logits), `start_logit` and
-        `end_logit` (of its first and last token, or of [CLS]).
+      texts: the best answer; "" only if no start matches any end.
+      null_odds: the score of "no answer" minus that of the text, in logits; -inf for SQuAD 1.1.
+      probabilities: of the text and of "no answer", by the softmax over the scores of all candidates.
     """
 
-    best: dict[str, str]
-    null_odds: dict[str, float]
-    nbest: dict[str, list[dict[str, Any]]]
-
-    def predictions(self, null_threshold: float = 0.0) -> dict[str, str]:
-        """Returns the predicted text by question id: "" if the null odds are greater than `null_threshold`.
-
-        Tune a threshold on `best` and `null_odds` (`best_thresholds`), not on these predictions.
-        """
-        return {
-            key: "" if self.null_odds.get(key, -np.inf) > null_threshold else text for key, text in self.best.items()
-        }
+    texts: list[str]
+    null_odds: list[float]
+    probabilities: list[tuple[float, float]]
 
 
 def answer_questions(
-    questions: Sequence[Question], windows: Sequence[Window], start_logits: Sequence[np.ndarray],
-    end_logits: Sequence[np.ndarray], *, n_best: int = 20, max_answer_length: int = 30, version_2: bool = False,
+    questions: Sequence[Question], windows: Sequence[Window], outputs: Sequence[np.ndarray], *, n_best: int = 20,
+    max_answer_length: int = 30, version_2: bool = False,
 ) -> Answers:  # fmt: skip
     """Returns the answers to all questions.
+
+    The score of an answer is the sum of the logits of its first and last token. Ties go to the first window, the best
+    start, and the best end.
 
     Args:
       questions: the questions that `windows` were built from.
       windows: in any order; at least one per question.
-      start_logits, end_logits: for each window [T], T at least its length; logits past that (padding) are ignored.
-      n_best: number of starts and ends combined per window, and of answers in a list.
+      outputs: for each window the logits of starts and ends [T, 2], T at least its length; the rest is padding.
+      n_best: number of starts and ends combined per window.
       max_answer_length: in tokens.
       version_2: allow "no answer". Its score is the minimum of start[0] + end[0] over the question's windows.
 
     Raises BertJaxError for logits that are not finite.
     """
-    windows_of: dict[int, list[_WindowLogits]] = defaultdict(list)
-    for window, start, end in zip(windows, start_logits, end_logits, strict=True):
-        length = len(window.sequence.input_ids)
-        logits = np.array([start[:length], end[:length]], np.float64)  # like the sums of the reference
-        if not np.isfinite(logits).all():
+    candidates: dict[int, list[np.ndarray]] = defaultdict(list)
+    null_scores = np.full(len(questions), np.inf if version_2 else -np.inf)
+    for window, logits in zip(windows, outputs, strict=True):
+        starts, ends = logits[: len(window.sequence.input_ids)].T.astype(np.float64)  # like the sums of the reference
+        if not np.isfinite([starts, ends]).all():
             raise BertJaxError(f"question {questions[window.question].id}: logits are not finite")
-        windows_of[window.question].append((window, logits))
-    result = Answers({}, {}, {})
+        candidates[window.question].append(_candidates(window, starts, ends, n_best, max_answer_length))
+        null_scores[window.question] = min(null_scores[window.question], starts[0] + ends[0])
+    answers = Answers([], [], [])
     for index, question in enumerate(questions):
-        own = windows_of[index]
-        spans = _ranked(own, n_best, max_answer_length).tolist()
-        null = min(([0, 0, *logits[:, 0].tolist()] for _, logits in own), key=_score) if version_2 else None
-        result.nbest[question.id] = _listed(question.context, spans, null, n_best)
-        result.best[question.id] = _text(question.context, spans[0]) if spans else ""
-        if null is not None:
-            result.null_odds[question.id] = _score(null) - _score(spans[0] if spans else null)
-    return result
+        spans = np.concatenate(candidates[index])
+        spans = spans if len(spans) else np.zeros((1, 3))
+        best = spans[:, 2].argmax()
+        first, last, score = spans[best].tolist()
+        null_score = float(null_scores[index])
+        shares = softmax(np.append(spans[:, 2], null_score))
+        answers.texts.append(question.context[int(first) : int(last)])
+        answers.null_odds.append(null_score - score)
+        answers.probabilities.append((float(shares[best]), float(shares[-1])))
+    return answers
 
 
-_WindowLogits = tuple[Window, np.ndarray]  # fp64 [2, T]: logits of starts and of ends
-_Span = Sequence[float]  # the first character, one past the last, and the logits of start and end
-
-
-def _score(span: _Span) -> float:
-    return span[2] + span[3]
-
-
-def _text(context: str, span: _Span) -> str:
-    return context[int(span[0]) : int(span[1])]
-
-
-def _ranked(own: Sequence[_WindowLogits], n_best: int, max_answer_length: int) -> np.ndarray:
-    """Returns the candidates of a question's windows in descending order; ties go to the first window.
-
-    They are fp64 [K, 4], a `_Span` each. Empty only if the paragraph has no token: any token is an answer in the window
-    with its maximum context.
-    """
-    for count in (n_best, max(len(window.offsets) for window, _ in own)):
-        spans = np.concatenate([_candidates(window, logits, count, max_answer_length) for window, logits in own])
-        if len(spans):
-            break
-    result: np.ndarray = spans[np.argsort(-(spans[:, 2] + spans[:, 3]), kind="stable")]
-    return result
-
-
-def _candidates(window: Window, logits: np.ndarray, count: int, max_answer_length: int) -> np.ndarray:
-    """Returns the valid spans of the `count` best starts and ends, ordered by rank of start, then of end."""
+def _candidates(window: Window, starts: np.ndarray, ends: np.ndarray, count: int, max_length: int) -> np.ndarray:
+    """Returns the valid spans of the `count` best starts and ends: fp64 [K, 3], characters [first, last) and score."""
     head = window.sequence.first_length
-    start_logits, end_logits = logits[:, head : head + len(window.offsets)]
-    starts = np.argsort(-start_logits, kind="stable")[:count]
-    starts = starts[window.max_context[starts]]
-    ends = np.argsort(-end_logits, kind="stable")[:count]
-    extra = ends - starts[:, None]  # tokens after the first one
-    has_text = window.offsets[ends, 1] > window.offsets[starts, 0][:, None]  # "▁" of SentencePiece has none
-    row, column = np.nonzero((extra >= 0) & (extra < max_answer_length) & has_text)
-    first, last = starts[row], ends[column]
-    return np.stack([window.offsets[first, 0], window.offsets[last, 1], start_logits[first], end_logits[last]], axis=1)
-
-
-def _listed(context: str, spans: Sequence[_Span], null: _Span | None, n_best: int) -> list[dict[str, Any]]:
-    """Returns the `n_best` best distinct texts; with `null` also "", by its score among them or at the end."""
-    listed: dict[str, _Span] = {}
-    for span in spans:
-        if null is not None and _score(null) > _score(span):
-            listed.setdefault("", null)
-        if len(listed) >= n_best:
-            break
-        listed.setdefault(_text(context, span), span)
-    if null is not None or not listed:
-        listed.setdefault("", null or (0, 0, 0.0, 0.0))
-    scores = np.array([*map(_score, listed.values())])
-    exponentials = np.exp(scores - scores.max())
-    return [
-        {"text": text, "probability": float(share), "start_logit": span[2], "end_logit": span[3]}
-        for (text, span), share in zip(listed.items(), exponentials / exponentials.sum(), strict=True)
-    ]
+    starts, ends = (logits[head : head + len(window.offsets)] for logits in (starts, ends))
+    first = np.argsort(-starts, kind="stable")[:count]
+    first = first[window.max_context[first]]
+    last = np.argsort(-ends, kind="stable")[:count]
+    extra = last - first[:, None]  # tokens after the first one
+    has_text = window.offsets[last, 1] > window.offsets[first, 0][:, None]  # "▁" of SentencePiece has none
+    row, column = np.nonzero((extra >= 0) & (extra < max_length) & has_text)
+    first, last = first[row], last[column]
+    return np.stack([window.offsets[first, 0], window.offsets[last, 1], starts[first] + ends[last]], axis=1)
 
 
 # --- Task -------------------------------------------------------------------------------------------------------------
@@ -372,9 +321,8 @@ class SquadTask(Task):
         return EncodedExamples([window.sequence for window in windows], labels, windows=windows)
 
     def _answers(self, split: Split, outputs: Outputs) -> Answers:
-        starts, ends = ([window_outputs[:, side] for window_outputs in outputs] for side in range(2))
         return answer_questions(
-            split.examples, split.encoded.windows, starts, ends, n_best=self.n_best,
+            split.examples, split.encoded.windows, outputs, n_best=self.n_best,
             max_answer_length=self.max_answer_length, version_2=self.version_2,
         )  # fmt: skip
 
@@ -382,13 +330,13 @@ class SquadTask(Task):
         """Returns the null odds above which there is no answer: the record's, or the best for F1 of labelled data."""
         if not self.version_2 or self.null_threshold is not None or not split.is_labelled:
             return self.null_threshold or 0.0
-        return best_thresholds(split.examples, answers.best, answers.null_odds)["f1"][1]
+        return best_thresholds(split.examples, answers.texts, answers.null_odds)["f1"][1]
 
     def score(self, split: Split, outputs: Outputs) -> dict[str, float]:
         answers = self._answers(split, outputs)
         if self.version_2:
-            return score_v2(split.examples, answers.best, answers.null_odds, self._threshold(split, answers))
-        return score_v1(split.examples, answers.best)
+            return score_v2(split.examples, answers.texts, answers.null_odds, self._threshold(split, answers))
+        return score_v1(split.examples, answers.texts)
 
     def tuned(self, scores: Mapping[str, float]) -> Self:
         """Returns the task with the threshold that is best for F1.
@@ -399,24 +347,20 @@ class SquadTask(Task):
         return self if best is None else replace(self, null_threshold=best + _ROUNDING)
 
     def predictions(self, split: Split, outputs: Outputs) -> list[dict[str, Any]]:
-        """Returns predictions with `probability` among the n best and, for 2.0, `null_odds`; "" is no answer."""
+        """Returns predictions with their `probability` and, for 2.0, `null_odds`; "" is no answer."""
         answers = self._answers(split, outputs)
-        rows = []
-        for key, text in answers.predictions(self._threshold(split, answers)).items():
-            probabilities = {candidate["text"]: candidate["probability"] for candidate in answers.nbest[key]}
-            odds = {"null_odds": answers.null_odds[key]} if self.version_2 else {}
-            rows.append({"id": key, "prediction": text, "probability": probabilities.get(text), **odds})
+        threshold, rows = self._threshold(split, answers), []
+        found = zip(split.examples, answers.texts, answers.null_odds, answers.probabilities, strict=True)
+        for question, text, null_odds, probabilities in found:
+            is_null = null_odds > threshold
+            row = {"id": question.id, "prediction": "" if is_null else text, "probability": probabilities[is_null]}
+            rows.append({**row, "null_odds": null_odds} if self.version_2 else row)
         return rows
 
     def write(self, split: Split, outputs: Outputs, folder: epath.Path) -> None:
-        """Writes the reference's files: `predictions.json`, which the official scripts score, and the n best answers.
-
-        For SQuAD 2.0 also `null_odds.json`, {id: odds}.
-        """
-        answers = self._answers(split, outputs)
-        predictions = answers.predictions(self._threshold(split, answers))
-        files = {"predictions": predictions, "nbest_predictions": answers.nbest}
-        if self.version_2:
-            files["null_odds"] = answers.null_odds
-        for name, content in files.items():
+        """Writes `predictions.json`, which the official scripts score; for SQuAD 2.0 also `null_odds.json`."""
+        rows = self.predictions(split, outputs)
+        files = {"predictions": "prediction", **({"null_odds": "null_odds"} if self.version_2 else {})}
+        for name, key in files.items():
+            content = {row["id"]: row[key] for row in rows}
             atomic.write_whole(folder / f"{name}.json", (json.dumps(content, indent=4) + "\n").encode())

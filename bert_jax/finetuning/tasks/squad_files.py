@@ -4,10 +4,9 @@ The format is that of rajpurkar.github.io/SQuAD-explorer: {"data": [{"title", "p
 "question", "answers": [{"text", "answer_start"}], "is_impossible"}]}]}]}. `is_impossible` is only in 2.0;
 `answer_start` is in characters.
 
-For training, a question whose answer does not occur in its paragraph is skipped, as in `read_squad_examples` of
-google-research/bert. There are two differences. The reference also skips a question whose answer occurs in the
-paragraph but not at its `answer_start`; here the nearest occurrence is used. The reference fails at a question with
-several answers, as in the dev files; here the first one is the training target.
+For training, a question whose answer is not at its place in the paragraph is skipped, as in `read_squad_examples` of
+google-research/bert. The reference fails at a question with several answers, as in the dev files; here the first one is
+the training target.
 
 Scores are percentages. Texts are normalized first: lowercased, without ASCII punctuation and the words a, an and the,
 with single spaces. The best score over the reference answers counts. F1 compares the words of two texts as multisets.
@@ -21,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.finetuning.task import BadRows
@@ -31,16 +32,10 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 @dataclass(frozen=True)
 class Answer:
-    """A reference answer.
-
-    Attributes:
-      text: `context[start : start + len(text)]`, or the file's text if it does not occur in the context.
-      start: in characters of the context; None if the text does not occur in it. Never None for the first answer in
-        training.
-    """
+    """A reference answer. In training the first one is `context[start : start + len(text)]`."""
 
     text: str
-    start: int | None
+    start: int
 
 
 @dataclass(frozen=True)
@@ -68,8 +63,8 @@ def read_questions(path: str, bad_rows: BadRows, *, training: bool) -> list[Ques
     Args:
       path: JSON in the format of SQuAD 1.1 or 2.0.
       bad_rows: collects skipped questions: with a missing, invalid or duplicate key. In training also one without an
-        answer that is not marked impossible, one with an answer that is, and one whose first answer does not occur in
-        the context. Kind and amount of whitespace are ignored.
+        answer that is not marked impossible, one with an answer that is, and one whose first answer is not at its
+        place.
       training: False skips no question because of its answers, so that the score covers all questions.
 
     Raises:
@@ -112,27 +107,10 @@ def _question(context: str, entry: Mapping[str, Any], training: bool) -> Questio
     "".join((entry["id"], entry["question"], context, *(text for text, _ in given))).encode()  # all are text
     if training and is_impossible == bool(given):
         raise ValueError(f"is_impossible={str(is_impossible).lower()}, but it has {len(given)} answers")
-    answers = tuple(locate(text, start, context) or Answer(text, None) for text, start in given)
-    if training and answers and answers[0].start is None:
-        raise ValueError(f"answer {answers[0].text!r:.60} not found in the context")
-    return Question(entry["id"], entry["question"], context, answers, is_impossible)
-
-
-def locate(text: str, start: int, context: str) -> Answer | None:
-    """Finds an answer in its context: at `start`, or else its nearest occurrence; None if it does not occur.
-
-    Any whitespace matches any other; the returned answer has the whitespace of the context.
-    """
-    start += len(text) - len(text.lstrip())
-    text = text.strip()
-    if not text:
-        return None
-    if start >= 0 and context.startswith(text, start):
-        return Answer(text, start)
-    # A lookahead finds overlapping occurrences: the nearest may begin inside another.
-    places = re.finditer(r"(?=(" + r"\s+".join(map(re.escape, text.split())) + r"))", context)
-    nearest = min(places, key=lambda place: abs(place.start() - start), default=None)
-    return Answer(nearest[1], nearest.start()) if nearest else None
+    for text, start in given[:1] if training else ():
+        if start < 0 or not text.strip() or not context.startswith(text, start):
+            raise ValueError(f"answer {text!r:.60} is not at answer_start={start} in the context")
+    return Question(entry["id"], entry["question"], context, tuple(Answer(*one) for one in given), is_impossible)
 
 
 # --- Scores -----------------------------------------------------------------------------------------------------------
@@ -165,21 +143,20 @@ def f1(prediction: str, answer: str, *, empty_is_equal: bool = True) -> float:
     return 2 * precision * recall / (precision + recall)
 
 
-def score_v1(questions: Sequence[Question], predictions: Mapping[str, str]) -> dict[str, float]:
+def score_v1(questions: Sequence[Question], predictions: Sequence[str]) -> dict[str, float]:
     """Returns `exact_match` and `f1` of SQuAD 1.1, in percent, averaged over all questions.
 
-    Each question has a reference answer and, by its id, a prediction.
+    Each question has a reference answer and, in the same order, a prediction.
     """
     exact = total_f1 = 0.0
-    for question in questions:
-        prediction, answers = predictions[question.id], [answer.text for answer in question.answers]
-        exact += max(exact_match(prediction, answer) for answer in answers)
-        total_f1 += max(f1(prediction, answer, empty_is_equal=False) for answer in answers)
+    for question, prediction in zip(questions, predictions, strict=True):
+        exact += max(exact_match(prediction, answer.text) for answer in question.answers)
+        total_f1 += max(f1(prediction, answer.text, empty_is_equal=False) for answer in question.answers)
     return {"exact_match": 100.0 * exact / len(questions), "f1": 100.0 * total_f1 / len(questions)}
 
 
 def score_v2(
-    questions: Sequence[Question], predictions: Mapping[str, str], null_odds: Mapping[str, float], null_threshold: float
+    questions: Sequence[Question], predictions: Sequence[str], null_odds: Sequence[float], null_threshold: float
 ) -> dict[str, float]:
     """Returns the official metrics of SQuAD 2.0 by their official names: percentages, and numbers of questions.
 
@@ -189,63 +166,54 @@ def score_v2(
 
     Args:
       questions: the questions to score.
-      predictions: by question id; "" is "no answer".
-      null_odds: by question id, higher if an answer is less likely; the script's `--na-prob-file`.
+      predictions: for each; "" is "no answer".
+      null_odds: for each, higher if an answer is less likely; the script's `--na-prob-file`.
       null_threshold: null odds above which any prediction counts as ""; the script's `--na-prob-thresh`.
     """
-    exact, f1s = _scores(questions, predictions)
-    for question in questions:
-        if null_odds[question.id] > null_threshold:
-            exact[question.id] = f1s[question.id] = float(not question.answers)
-    parts = {
-        "": [question.id for question in questions],
-        "HasAns_": [question.id for question in questions if question.answers],
-        "NoAns_": [question.id for question in questions if not question.answers],
-    }
+    has_answer, exact, f1s = _scores(questions, predictions)
+    abstains = np.asarray(null_odds) > null_threshold
+    exact, f1s = (np.where(abstains, ~has_answer, scores) for scores in (exact, f1s))
     result: dict[str, float] = {}
-    for prefix, ids in parts.items():
-        if ids:
-            result[f"{prefix}exact"] = 100.0 * sum(exact[key] for key in ids) / len(ids)
-            result[f"{prefix}f1"] = 100.0 * sum(f1s[key] for key in ids) / len(ids)
-            result[f"{prefix}total"] = len(ids)
+    for prefix, part in {"": has_answer | True, "HasAns_": has_answer, "NoAns_": ~has_answer}.items():
+        if part.any():
+            result[f"{prefix}exact"] = 100.0 * float(exact[part].mean())
+            result[f"{prefix}f1"] = 100.0 * float(f1s[part].mean())
+            result[f"{prefix}total"] = int(part.sum())
     for name, best in best_thresholds(questions, predictions, null_odds).items():
         result[f"best_{name}"], result[f"best_{name}_thresh"] = best
     return result
 
 
 def best_thresholds(
-    questions: Sequence[Question], predictions: Mapping[str, str], null_odds: Mapping[str, float]
+    questions: Sequence[Question], predictions: Sequence[str], null_odds: Sequence[float]
 ) -> dict[str, tuple[float, float]]:
     """Returns the best `exact` and `f1`, in percent, each with its threshold on the null odds: the script's search.
 
     Args:
       questions: the questions to tune on.
-      predictions: by question id, the best non-empty answer (`Answers.best`). Predictions that a threshold has already
-        set to "" hide the effect of a higher threshold.
-      null_odds: by question id; null odds greater than the threshold mean "no answer".
+      predictions: for each, the best non-empty answer. Predictions that a threshold has already set to "" hide the
+        effect of a higher threshold.
+      null_odds: for each; null odds greater than the threshold mean "no answer".
     """
-    exact, f1s = _scores(questions, predictions)
-    has_answer = {question.id: bool(question.answers) for question in questions}
+    has_answer, exact, f1s = _scores(questions, predictions)
+    order = np.argsort(null_odds, kind="stable")
+    thresholds = [0.0, *np.asarray(null_odds)[order].tolist()]
     result = {}
     for name, scores in (("exact", exact), ("f1", f1s)):
         # Start below all null odds, where every prediction is "no answer", and raise the threshold.
-        score = best = float(len(has_answer) - sum(has_answer.values()))
-        threshold = 0.0
-        for key in sorted(has_answer, key=null_odds.__getitem__):
-            score += scores[key] if has_answer[key] else -float(predictions[key] != "")
-            if score > best:
-                best, threshold = score, null_odds[key]
-        result[name] = 100.0 * best / len(scores), threshold
+        gains = np.where(has_answer, scores, [-float(text != "") for text in predictions])[order]
+        totals = np.cumsum([float((~has_answer).sum()), *gains])
+        best = int(totals.argmax())
+        result[name] = 100.0 * float(totals[best]) / len(questions), thresholds[best]
     return result
 
 
-def _scores(questions: Sequence[Question], predictions: Mapping[str, str]) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns exact match and F1 of each question, by id, 0.0 to 1.0."""
-    exact, f1s = {}, {}
-    for question in questions:
+def _scores(questions: Sequence[Question], predictions: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns for each question whether it has an answer, and exact match and F1, 0.0 to 1.0."""
+    exact, f1s = [], []
+    for question, prediction in zip(questions, predictions, strict=True):
         # An answer such as "the" is empty after normalization; then "no answer" is correct.
         answers = [answer.text for answer in question.answers if normalize_answer(answer.text)] or [""]
-        prediction = predictions[question.id]
-        exact[question.id] = max(exact_match(prediction, answer) for answer in answers)
-        f1s[question.id] = max(f1(prediction, answer) for answer in answers)
-    return exact, f1s
+        exact.append(max(exact_match(prediction, answer) for answer in answers))
+        f1s.append(max(f1(prediction, answer) for answer in answers))
+    return np.array([bool(question.answers) for question in questions]), np.array(exact), np.array(f1s)

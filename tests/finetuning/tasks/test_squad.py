@@ -11,9 +11,10 @@ import pytest
 from support import squad_examples
 
 from bert_jax.errors import BertJaxError, InputError
-from bert_jax.finetuning.task import BadRows
+from bert_jax.finetuning.task import BadRows, Split
 from bert_jax.finetuning.tasks.squad import (
     Answers,
+    SquadTask,
     Window,
     answer_questions,
     build_windows,
@@ -85,7 +86,6 @@ def slow_label(question: Question, tokenize: Callable[[str], list[str]]) -> tupl
     if question.is_impossible:
         return tokens, None
     answer = question.answers[0]
-    assert answer.start is not None
     last_word = word_at[answer.start + len(answer.text) - 1]
     first = first_of_word[word_at[answer.start]]
     last = first_of_word[last_word + 1] - 1 if last_word + 1 < len(words) else len(tokens) - 1
@@ -213,18 +213,18 @@ def test_real_windows_are_the_references(data_dir: Path, name: str, vocab: str, 
 def random_logits(windows: Sequence[Window], seed: int, steps: int | None = None, padding: int = 3) -> Logits:
     """Normal, or with many ties: one of `steps` whole numbers. What is behind a window's tokens is padding."""
     rng = np.random.default_rng(seed)
-    lengths = [len(window.sequence.input_ids) + padding for window in windows]
+    shapes = [(len(window.sequence.input_ids) + padding, 2) for window in windows]
     if steps:
-        return [rng.integers(steps, size=length).astype(np.float32) for length in lengths]
-    return [rng.normal(scale=3, size=length).astype(np.float32) for length in lengths]
+        return [rng.integers(steps, size=shape).astype(np.float32) for shape in shapes]
+    return [rng.normal(scale=3, size=shape).astype(np.float32) for shape in shapes]
 
 
-def perfect_logits(windows: Sequence[Window]) -> tuple[Logits, Logits]:
+def perfect_logits(windows: Sequence[Window]) -> Logits:
     """10 at the label, 0 everywhere else."""
-    starts, ends = ([np.zeros(len(window.sequence.input_ids), np.float32) for window in windows] for _ in range(2))
-    for window, start, end in zip(windows, starts, ends, strict=True):
-        start[window.start] = end[window.end] = 10.0
-    return starts, ends
+    logits = [np.zeros((len(window.sequence.input_ids), 2), np.float32) for window in windows]
+    for window, of_window in zip(windows, logits, strict=True):
+        of_window[window.start, 0] = of_window[window.end, 1] = 10.0
+    return logits
 
 
 def best_positions(logits: Sequence[float], positions: Sequence[int], count: int) -> list[int]:
@@ -246,36 +246,17 @@ def slow_spans(own, count: int, max_answer_length: int, all_positions: bool = Fa
 
 
 def slow_answer(question: Question, own, n_best: int, max_answer_length: int, version_2: bool):
-    """Best text, null odds and n-best list of one question; `own` are its windows with their logits."""
-    spans = list(slow_spans(own, n_best, max_answer_length)) or list(slow_spans(own, 10**9, max_answer_length))
-    ranked: list[tuple[float, str, float, float]] = []
-    for score, number, start, end in spans:
-        window, starts, ends = own[number]
-        head = window.sequence.first_length
+    """Best text, null odds and probabilities of one question; `own` are its windows with their logits."""
+    ranked: list[tuple[float, str]] = []
+    for score, number, start, end in slow_spans(own, n_best, max_answer_length):
+        window, head = own[number][0], own[number][0].sequence.first_length
         text = question.context[window.offsets[start - head, 0] : window.offsets[end - head, 1]]
-        ranked.append((score, text, float(starts[start]), float(ends[end])))
-    null: tuple[float, str, float, float] | None = None
-    if version_2:
-        for _, starts, ends in own:
-            score = float(starts[0]) + float(ends[0])
-            if null is None or score < null[0]:
-                null = (score, "", float(starts[0]), float(ends[0]))
-        assert null is not None
-        ranked.append(null)
-    ranked.sort(key=lambda one: one[0], reverse=True)
-    listed: list[tuple[float, str, float, float]] = []
-    for one in ranked:
-        if len(listed) < n_best and one[1] not in [text for _, text, _, _ in listed]:
-            listed.append(one)
-    if null and null not in listed:
-        listed.append(null)
-    if not listed:
-        listed.append((0.0, "", 0.0, 0.0))
-    total = sum(math.exp(one[0] - listed[0][0]) for one in listed)
-    nbest = [(text, math.exp(score - listed[0][0]) / total, start, end) for score, text, start, end in listed]
-    texts = [one for one in ranked if one[1]]
-    best = texts[0] if texts else (null or (0.0,))[:1] + ("",)
-    return best[1], null[0] - best[0] if null else None, nbest
+        ranked.append((score, text))
+    ranked = sorted(ranked, key=lambda one: one[0], reverse=True) or [(0.0, "")]
+    best, text = ranked[0]
+    null = min(float(starts[0]) + float(ends[0]) for _, starts, ends in own) if version_2 else -math.inf
+    total = sum(math.exp(score) for score in (*(score for score, _ in ranked), null))
+    return text, null - best, (math.exp(best) / total, math.exp(null) / total)
 
 
 @pytest.mark.parametrize("version_2", [False, True])
@@ -286,77 +267,63 @@ def test_against_plain_loops(
 ):
     questions = squad_examples.make_questions(20, seed=n_best)
     windows = build_windows(questions, tokenizer, **SMALL)
-    starts, ends = random_logits(windows, 1, steps), random_logits(windows, 2, steps)
+    logits = random_logits(windows, 1, steps)
     answers = answer_questions(
-        questions, windows, starts, ends, n_best=n_best, max_answer_length=max_answer_length, version_2=version_2
+        questions, windows, logits, n_best=n_best, max_answer_length=max_answer_length, version_2=version_2
     )
-    assert list(answers.best) == list(answers.nbest) == [question.id for question in questions]
     for index, question in enumerate(questions):
         own = [
-            (window, start[: len(window.sequence.input_ids)], end[: len(window.sequence.input_ids)])
-            for window, start, end in zip(windows, starts, ends, strict=True)
+            (window, *of_window[: len(window.sequence.input_ids)].T)
+            for window, of_window in zip(windows, logits, strict=True)
             if window.question == index
         ]
-        best, odds, nbest = slow_answer(question, own, n_best, max_answer_length, version_2)
-        assert answers.best[question.id] == best
-        assert answers.null_odds.get(question.id) == odds
-        listed = answers.nbest[question.id]
-        assert [(one["text"], one["start_logit"], one["end_logit"]) for one in listed] == [
-            (t, s, e) for t, _, s, e in nbest
-        ]
-        np.testing.assert_allclose([one["probability"] for one in listed], [p for _, p, _, _ in nbest], rtol=1e-12)
+        text, odds, probabilities = slow_answer(question, own, n_best, max_answer_length, version_2)
+        assert (answers.texts[index], answers.null_odds[index]) == (text, odds)
+        assert answers.probabilities[index] == pytest.approx(probabilities, rel=1e-12)
         # What the reference would choose from is among it.
         theirs = [score for score, *_ in slow_spans(own, n_best, max_answer_length, all_positions=True)]
         ours = [score for score, *_ in slow_spans(own, n_best, max_answer_length)]
         assert not theirs or max(ours) >= max(theirs)
 
 
-def one_window(tokenizer: Tokenizer, context: str) -> tuple[list[Question], list[Window], Logits, Logits]:
+def one_window(tokenizer: Tokenizer, context: str) -> tuple[list[Question], list[Window], np.ndarray]:
     questions = [squad_examples.question(context, None, ask="fox")]
     windows = build_windows(questions, tokenizer)
     assert len(windows) == 1
-    length = len(windows[0].sequence.input_ids)
-    return questions, windows, [np.zeros(length, np.float32)], [np.zeros(length, np.float32)]
+    return questions, windows, np.zeros((len(windows[0].sequence.input_ids), 2), np.float32)
 
 
 def test_an_answer_is_the_paragraphs_own_text(tokenizer: Tokenizer):
-    questions, windows, (start,), (end,) = one_window(tokenizer, "x Fóx\n  \u200band (e\u0301te\u0301), 日本")
-    start[3 + 1], end[-5] = 9, 9  # After [CLS] fox [SEP] x; before `)`, `,`, 日, 本 is the last letter of été.
-    end[-5] = 0
-    end[-6] = 9
-    answers = answer_questions(questions, windows, [start], [end])
-    assert answers.best == {"q": "Fóx\n  \u200band (e\u0301te\u0301"}
+    questions, windows, logits = one_window(tokenizer, "x Fóx\n  \u200band (e\u0301te\u0301), 日本")
+    logits[3 + 1, 0] = logits[-6, 1] = 9  # After [CLS] fox [SEP] x; before `)`, `,`, 日, 本 is the last letter of été.
+    assert answer_questions(questions, windows, [logits]).texts == ["Fóx\n  \u200band (e\u0301te\u0301"]
 
 
 def test_no_answer_by_threshold(tokenizer: Tokenizer):
-    questions, windows, (start,), (end,) = one_window(tokenizer, "old fox tree")
-    start[0], end[0], start[4], end[4] = 2.0, 1.5, 1.0, 0.5
-    answers = answer_questions(questions, windows, [start], [end], version_2=True)
-    assert answers.null_odds == {"q": 2.0}
-    assert answers.best == {"q": "fox"}
-    assert answers.nbest["q"][0]["text"] == ""
-    assert answers.predictions() == answers.predictions(1.99) == {"q": ""}
-    assert answers.predictions(2.0) == answers.predictions(3.0) == {"q": "fox"}  # Only what is greater.
-    assert answer_questions(questions, windows, [start], [end]).predictions(-100.0) == {"q": "fox"}  # 1.1
+    questions, windows, logits = one_window(tokenizer, "old fox tree")
+    logits[0], logits[4] = (2.0, 1.5), (1.0, 0.5)
+    answers = answer_questions(questions, windows, [logits], version_2=True)
+    assert (answers.texts, answers.null_odds) == (["fox"], [2.0])
+    for threshold, text in ((0.0, ""), (1.99, ""), (2.0, "fox"), (3.0, "fox")):  # only what is greater
+        task = SquadTask(name="squad/2.0", null_threshold=threshold)
+        split = Split("dev", questions, task.encode(questions, tokenizer, labelled=False))
+        (row,) = task.predictions(split, [logits])
+        assert (row["prediction"], row["null_odds"]) == (text, 2.0)
+        assert row["probability"] == answers.probabilities[0][text == ""]
 
 
 def test_a_paragraph_without_a_token_has_no_answer(tokenizer: Tokenizer):
-    questions, windows, starts, ends = one_window(tokenizer, " ")
-    starts[0][0] = -3
-    (candidate,) = answer_questions(questions, windows, starts, ends).nbest["q"]
-    assert (candidate["text"], candidate["probability"]) == ("", 1.0)
-    for threshold in (-5.0, 0.0, 5.0):
-        answers = answer_questions(questions, windows, starts, ends, version_2=True)
-        assert answers.predictions(threshold) == {"q": ""}
-        assert answers.null_odds == {"q": 0.0}
+    questions, windows, logits = one_window(tokenizer, " ")
+    logits[0] = -3
+    for version_2 in (False, True):
+        assert answer_questions(questions, windows, [logits], version_2=version_2).texts == [""]
 
 
-@pytest.mark.parametrize("value", [math.nan])
-def test_logits_that_are_not_finite_are_refused(value: float, tokenizer: Tokenizer):
-    questions, windows, starts, ends = one_window(tokenizer, "old fox")
-    starts[0][2] = value
+def test_logits_that_are_not_finite_are_refused(tokenizer: Tokenizer):
+    questions, windows, logits = one_window(tokenizer, "old fox")
+    logits[2, 0] = math.nan
     with pytest.raises(BertJaxError, match=r"\bq\b"):
-        answer_questions(questions, windows, starts, ends)
+        answer_questions(questions, windows, [logits])
 
 
 def real(data_dir: Path, name: str, vocab: str, every: int = 1) -> tuple[list[Question], list[Window], Answers]:
@@ -364,7 +331,7 @@ def real(data_dir: Path, name: str, vocab: str, every: int = 1) -> tuple[list[Qu
     questions = read_questions(path, BadRows(strict=True), training="train" in name)[::every]
     tokenizer = convert_vocabulary(str(data_dir / f"vocab/bert-base-{vocab}-vocab.txt"))
     windows = build_windows(questions, tokenizer)
-    return questions, windows, answer_questions(questions, windows, *perfect_logits(windows), version_2="v2" in name)
+    return questions, windows, answer_questions(questions, windows, perfect_logits(windows), version_2="v2" in name)
 
 
 LONG = pytest.mark.long
@@ -376,13 +343,13 @@ LONG = pytest.mark.long
 def test_perfect_logits_of_real_answers(data_dir: Path, vocab: str, every: int):
     """Scores gold spans; short of 100% are answers that end inside a token or are longer than 30 tokens."""
     questions, windows, answers = real(data_dir, "train-v1.1.partial-12articles", vocab, every)
-    scores = score_v1(questions, answers.predictions())
+    scores = score_v1(questions, answers.texts)
     assert scores["exact_match"] > 99.2
     assert scores["f1"] > 99.3
     labels = {window.question: window for window in windows if window.start}
     for index, question in enumerate(questions):
         answer, window = question.answers[0], labels[index]
-        if not exact_match(answers.best[question.id], answer.text):
+        if not exact_match(answers.texts[index], answer.text):
             begin, end = (window.offsets[at - window.sequence.first_length] for at in (window.start, window.end))
             inside_a_token = question.context[begin[0] : end[1]] != answer.text
             assert inside_a_token or window.end - window.start >= 30
@@ -391,7 +358,7 @@ def test_perfect_logits_of_real_answers(data_dir: Path, vocab: str, every: int):
 @LONG
 def test_perfect_logits_of_real_answers_and_none(data_dir: Path):
     questions, _, answers = real(data_dir, "train-v2.0.partial-10articles", "uncased")
-    scores = score_v2(questions, answers.predictions(), answers.null_odds, 1.0)
+    scores = score_v2(questions, answers.texts, answers.null_odds, 1.0)
     assert scores["NoAns_exact"] == 100.0
     assert scores["HasAns_exact"] > 99.2
     assert scores["total"] == 4_719
