@@ -167,10 +167,8 @@ def _record(setup: _Setup, task: Task) -> dict[str, Any]:
 
 def build_settings(config: FinetuneConfig, mesh: Mesh, model: BertConfig, head: TaskHead) -> dict[str, Any]:
     """Returns the settings of the model with its head, for `abstract_parameters`."""
-    return {
-        "build": BertForTask, "head": head,
-        **model_settings(config, model.num_hidden_layers, mesh.devices.flat[0].platform),
-    }  # fmt: skip
+    platform = mesh.devices.flat[0].platform
+    return {"build": BertForTask, "head": head, **model_settings(config, model.num_hidden_layers, platform)}
 
 
 def plan_step(

@@ -8,10 +8,10 @@ import pytest
 from support.finetuning import finetune_config
 
 from bert_jax.cli import main
-from bert_jax.config import FinetuneConfig, load_config
+from bert_jax.config import FinetuneConfig
 from bert_jax.errors import BertJaxError
 from bert_jax.finetuning.batches import Predictor
-from bert_jax.finetuning.fine_tuned import evaluate_finetuned, read_task
+from bert_jax.finetuning.fine_tuned import evaluate_finetuned
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.training.checkpoints import open_checkpoint
 
@@ -85,14 +85,3 @@ def test_a_run_that_is_not_finite_names_the_keys_of_fine_tuning(checkpoint: Path
     with pytest.raises(BertJaxError, match=r"optimizer\.learning_rate .*optimizer\.warmup_proportion") as error:
         finetune(config, str(folder / "run"))
     assert "warmup_steps" not in str(error.value)
-
-
-def test_entities_of_types_that_training_lacks_are_counted(checkpoint: Path, tmp_path: Path, caplog):
-    (tmp_path / "train.conll").write_text("the O\nship B-SEA\n")
-    (tmp_path / "dev.conll").write_text("the B-WOOD\nfox I-WOOD\n\nship B-SEA\n\nfox B-WOOD\nowl X\n")
-    pairs = [("init", str(checkpoint)), ("data.path", str(tmp_path))]
-    config = load_config("finetune/ner", pairs, kind=FinetuneConfig)
-    _, _, (dev,) = read_task(config, open_checkpoint(str(checkpoint)).tokenizer)
-    assert (len(dev.examples), dev.is_labelled, dev.left_out) == (2, True, 1)
-    assert f"{tmp_path / 'dev.conll'}: 1 " in caplog.text
-    assert "WOOD" in caplog.text

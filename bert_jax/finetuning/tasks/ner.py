@@ -13,10 +13,8 @@ after the sentence, as many on either side as available.
 
 import dataclasses
 import itertools
-import logging
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -32,8 +30,6 @@ from bert_jax.finetuning.task import BadLabel, BadRows, Labels, Outputs, Split, 
 from bert_jax.finetuning.tasks.text import TextTask
 from bert_jax.text.sequences import EncodedSequence
 from bert_jax.text.tokenizer import Tokenizer
-
-log = logging.getLogger(__name__)
 
 OUTSIDE = "O"
 
@@ -87,13 +83,8 @@ class NerTask(Task):
         return self.tags
 
     @property
-    def types(self) -> list[str]:
-        """The types of entities."""
-        return sorted({tag[2:] for tag in self.tags if tag != OUTSIDE})
-
-    @property
     def metrics(self) -> tuple[str, ...]:
-        return ("f1", "precision", "recall", *(f"f1_{kind}" for kind in self.types))
+        return ("f1", "precision", "recall", *(f"f1_{tag[2:]}" for tag in self.tags if tag.startswith("B-")))
 
     # --- Files --------------------------------------------------------------------------------------------------------
 
@@ -120,12 +111,7 @@ class NerTask(Task):
         is_usual = name in itertools.chain(*_FILES.values()) or named_format(path) == "tsv"
         if labels == "ignored" and not is_usual and (name.endswith(".txt") or named_format(path)):
             raise InputError(f"{path}: expected a word a line (.conll, .tsv); name the column of a table with --text")
-        sentences = self._read_conll(path, bad_rows, labels)
-        kinds = Counter(kind for sentence in sentences for kind, _, _ in entity_spans(sentence.tags or ()))
-        if unknown := sorted(kinds.keys() - {*self.types}) if self.tags else []:
-            count = sum(kinds[kind] for kind in unknown)
-            log.warning("%s: %d entities count as missed: training had no %s", path, count, ", ".join(unknown))
-        return sentences
+        return self._read_conll(path, bad_rows, labels)
 
     def from_texts(self, texts: Sequence[str], pairs: Sequence[Any]) -> list[TaggedSentence]:
         if any(pair is not None for pair in pairs):
@@ -188,10 +174,7 @@ class NerTask(Task):
         return tags
 
     def score(self, split: Split, outputs: Outputs) -> dict[str, float]:
-        gold = [list(sentence.tags) for sentence in split.examples]
-        overall, by_type = entity_scores(gold, self._predicted(split, outputs))
-        type_scores = {f"f1_{kind}": type_score.f1 for kind, type_score in by_type.items()}
-        return {"f1": overall.f1, "precision": overall.precision, "recall": overall.recall, **type_scores}
+        return entity_scores([sentence.tags for sentence in split.examples], self._predicted(split, outputs))
 
     def predictions(self, split: Split, outputs: Outputs) -> list[dict[str, Any]]:
         both = zip(split.examples, self._predicted(split, outputs), strict=True)
@@ -332,27 +315,6 @@ def _widen(ends: np.ndarray, start: int, end: int, room: int) -> tuple[int, int]
 # --- Entities ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class EntityScore:
-    """Counts of entities: in the file, predicted, and predicted with correct type and boundaries."""
-
-    gold: int
-    predicted: int
-    correct: int
-
-    @property
-    def precision(self) -> float:
-        return self.correct / self.predicted if self.predicted else 0.0
-
-    @property
-    def recall(self) -> float:
-        return self.correct / self.gold if self.gold else 0.0
-
-    @property
-    def f1(self) -> float:
-        return 2 * self.correct / (self.gold + self.predicted) if self.correct else 0.0
-
-
 def entity_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """Returns (type, start, end) of the entities of a sentence; `end` is exclusive.
 
@@ -386,20 +348,22 @@ def tag_names(sentences: Iterable[TaggedSentence]) -> tuple[str, ...]:
     return (OUTSIDE, *(f"{prefix}-{kind}" for kind in sorted(kinds) for prefix in "BI"))
 
 
-def entity_scores(
-    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
-) -> tuple[EntityScore, dict[str, EntityScore]]:
-    """Returns the score over all entities, which is the task's, and the score of each type; fractions, not percent.
+def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Returns `f1`, `precision` and `recall` over all entities, and `f1_TYPE` of each type; fractions, not percent.
 
     Args:
       gold: the tags of each sentence, in IOB1, BIO or BIOES.
       predicted: the same number of tags and sentences.
     """
-    counts = [Counter[str](), Counter[str](), Counter[str]()]  # gold, predicted, correct
+    counts: dict[str, list[int]] = {}  # by type: entities of the file, predicted, and predicted at their place
     for gold_tags, predicted_tags in zip(gold, predicted, strict=True):
-        spans = set(entity_spans(gold_tags)), set(entity_spans(predicted_tags))
-        for counter, some in zip(counts, (*spans, spans[0] & spans[1]), strict=True):
-            counter.update(kind for kind, _, _ in some)
-    kinds = sorted(counts[0] | counts[1])
-    by_type = {kind: EntityScore(*(counter[kind] for counter in counts)) for kind in kinds}
-    return EntityScore(*(counter.total() for counter in counts)), by_type
+        spans = {*entity_spans(gold_tags)}, {*entity_spans(predicted_tags)}
+        for number, some in enumerate((*spans, spans[0] & spans[1])):
+            for kind, _, _ in some:
+                counts.setdefault(kind, [0, 0, 0])[number] += 1
+    true, said, correct = (sum(column) for column in zip([0, 0, 0], *counts.values(), strict=True))
+    by_type = {f"f1_{kind}": 2 * right / (of_kind + told) for kind, (of_kind, told, right) in sorted(counts.items())}
+    return {
+        "f1": 2 * correct / (true + said) if correct else 0.0, "precision": correct / said if said else 0.0,
+        "recall": correct / true if true else 0.0, **by_type,
+    }  # fmt: skip
