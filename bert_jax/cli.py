@@ -8,10 +8,10 @@
 
 import argparse
 import errno
+import inspect
 import io
 import logging
 import os
-import re
 import signal
 import sys
 import traceback
@@ -20,6 +20,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from bert_jax.command_line import arguments
+from bert_jax.command_line.arguments import parse
 from bert_jax.command_line.console import bars, set_up_logging
 from bert_jax.commands import data, models, runs  # whose functions are the commands
 from bert_jax.errors import BertJaxError
@@ -29,7 +30,6 @@ from bert_jax.runtime.interpreter import StopSignal, show_background_errors, tun
 __all__ = ["data", "entry_point", "main", "models", "parse", "runs"]
 
 _DISK_ERRORS = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)]
-_HOME = re.compile(r"(?<==)~(?=/|$)")
 _INTERRUPTED = 130
 _JOINED = {"check", "pretrain", "evaluate", "finetune", "study"}
 """Commands that one process of each host runs together with all others."""
@@ -91,30 +91,22 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Returns the options of a command, as `arguments.parse` does, with the home folder for "~" in `--NAME=~/...`.
-
-    A shell replaces it only at the start of a word.
-    """
-    home = os.path.expanduser("~")
-    return arguments.parse([_HOME.sub(lambda _: home, word, 1) if word[:2] == "--" else word for word in words])
-
-
 def _run(options: argparse.Namespace) -> None:
     """Calls the function of a command, and prints its result in the first of the processes."""
     more: dict[str, Any] = {}
+    parameters = inspect.signature(arguments.COMMANDS[options.command]).parameters
     is_first, is_run = True, options.command in _JOINED and not getattr(options, "dry_run", False)
     with ExitStack() as stack:
         if options.command == "check":
             signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: its folder is removed
-        if arguments.takes(options.command, "stop") and is_run:
+        if "stop" in parameters and is_run:
             more["stop"] = stack.enter_context(StopSignal())  # before the imports, which take seconds
         if is_run:
             from bert_jax.runtime import processes
 
             stack.enter_context(processes.joined_processes())
             is_first = processes.is_first()
-        if arguments.takes(options.command, "bars"):
+        if "bars" in parameters:
             more["bars"] = bars(quiet=options.quiet) if is_first else silent
         result = arguments.call(options, **more)
         if is_first and (text := result.to_json() if options.json else str(result)):

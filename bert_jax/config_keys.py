@@ -8,17 +8,18 @@ fine-tuning (section 4 and appendix A.3) batches of 32, three epochs, and as the
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field, replace
 from typing import Annotated, Any, Literal
 
 from bert_jax.errors import InputError
-from bert_jax.sections import Must, Section
+from bert_jax.sections import Must, Section, checked, flatten, with_values
 
 Positive = Annotated[int, Must("at least 1", lambda x: x >= 1)]
 PositiveOrOpen = Annotated[int, Must("at least 1, or -1", lambda x: x >= 1 or x == -1)]
 NotNegative = Annotated[int, Must("at least 0", lambda x: x >= 0)]
 NotNegativeNumber = Annotated[float, Must("a number of 0 or more", lambda x: 0 <= x < math.inf)]
 PositiveNumber = Annotated[float, Must("above 0", lambda x: 0 < x < math.inf)]
+Share = Annotated[float, Must("in [0, 1]", lambda x: 0 <= x <= 1)]
 ShareBelow1 = Annotated[float, Must("in [0, 1)", lambda x: 0 <= x < 1)]
 Steps = Annotated[int, Must("in [1, 2**31)", lambda x: 1 <= x < 2**31)]
 Seed = Annotated[int, Must("in [0, 2**31)", lambda x: 0 <= x < 2**31)]
@@ -28,7 +29,6 @@ Features = Literal["", "embeddings", "second_to_last", "last", "sum_last_four", 
 # --- Keys that pre-training and fine-tuning share ----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class ModelKeys(Section):
     """Dropout rates; -1: as init."""
 
@@ -36,7 +36,6 @@ class ModelKeys(Section):
     attention_probs_dropout_prob: float = 0.1  # Dropout of attention's weights.
 
 
-@dataclass(frozen=True)
 class OptimizerKeys(Section):
     """Optimizer and learning rate."""
 
@@ -55,7 +54,6 @@ class OptimizerKeys(Section):
     bias_correction: bool = False
 
 
-@dataclass(frozen=True)
 class MeshKeys(Section):
     """Devices along each axis; -1 infers one of them."""
 
@@ -66,7 +64,6 @@ class MeshKeys(Section):
     zero1: bool = False
 
 
-@dataclass(frozen=True)
 class CheckpointKeys(Section):
     """Checkpoints."""
 
@@ -79,7 +76,6 @@ def _are_first_and_last(steps: str) -> bool:
     return not steps or (match is not None and int(match[1]) <= int(match[2]))
 
 
-@dataclass(frozen=True)
 class ProfileKeys(Section):
     """Profiler traces."""
 
@@ -87,7 +83,6 @@ class ProfileKeys(Section):
     steps: Annotated[str, Must("FIRST:LAST, such as 10:15", _are_first_and_last)] = ""
 
 
-@dataclass(frozen=True)
 class TrackingKeys(Section):
     """Trackers beside TensorBoard."""
 
@@ -95,7 +90,6 @@ class TrackingKeys(Section):
     wandb_entity: str = ""  # The user or team of the project; "": the login's default.
 
 
-@dataclass(frozen=True)
 class DataKeys(Section):
     """Data."""
 
@@ -106,7 +100,6 @@ def _is_cache(setting: str) -> bool:
     return setting in ("auto", "none") or "/" in setting  # "off" would be a folder's name
 
 
-@dataclass(frozen=True)
 class RunConfig(Section):
     """The keys of any run."""
 
@@ -149,7 +142,6 @@ class RunConfig(Section):
 # --- Pre-training ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class PretrainModelKeys(ModelKeys):
     """BertConfig, by the names of bert_config.json. A number of -1, or auto, is that of init."""
 
@@ -166,7 +158,6 @@ class PretrainModelKeys(ModelKeys):
     layer_norm_eps: float = 1e-12  # Added to the variance in LayerNorm.
 
 
-@dataclass(frozen=True)
 class ObjectiveKeys(Section):
     """Objective of pre-training, and the masks of its tokens."""
 
@@ -185,7 +176,6 @@ def _are_weights(weights: str | tuple[float, ...]) -> bool:
     return not isinstance(weights, str) or re.fullmatch(r"size\*\*(0|1|0?\.[0-9]+|1\.0+)", weights) is not None
 
 
-@dataclass(frozen=True)
 class PretrainDataKeys(DataKeys):
     """Prepared datasets and their rows."""
 
@@ -201,7 +191,6 @@ class PretrainDataKeys(DataKeys):
     max_sequences: Positive = 8  # Maximum sequences per row, if packing.
 
 
-@dataclass(frozen=True)
 class PretrainOptimizerKeys(OptimizerKeys):
     """Optimizer and learning rate."""
 
@@ -213,7 +202,6 @@ def _are_different_steps(steps: tuple[int, ...]) -> bool:
     return min(steps, default=0) >= 0 and len({*steps}) == len(steps)
 
 
-@dataclass(frozen=True)
 class PretrainCheckpointKeys(CheckpointKeys):
     """Checkpoints."""
 
@@ -227,7 +215,6 @@ class PretrainCheckpointKeys(CheckpointKeys):
         return step in self.milestones or (every > 0 and step % every == 0)
 
 
-@dataclass(frozen=True)
 class PretrainTrackingKeys(TrackingKeys):
     """Trackers beside TensorBoard."""
 
@@ -235,7 +222,6 @@ class PretrainTrackingKeys(TrackingKeys):
     samples: Annotated[int, Must("in [0, 64]", lambda x: 0 <= x <= 64)] = 3
 
 
-@dataclass(frozen=True)
 class PretrainConfig(RunConfig):
     """The keys of pre-training."""
 
@@ -261,29 +247,37 @@ class PretrainConfig(RunConfig):
     checkpoint: PretrainCheckpointKeys = PretrainCheckpointKeys()
     tracking: PretrainTrackingKeys = PretrainTrackingKeys()
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        whole = replace(self, phases=()) if self.phases else self
+        phases = tuple(_typed_phase(f"phases.{number}", phase, whole) for number, phase in enumerate(self.phases))
+        object.__setattr__(self, "phases", phases)
+
     def phase_steps(self) -> list[int]:
         """Returns the steps of each phase, those of -1 inferred; `total_steps` without phases.
 
         Raises InputError for steps that do not sum to `total_steps`.
         """
-        given: list[Any] = [phase.get("steps") for phase in self.phases] or [-1]
-        for number, steps in enumerate(given):
-            if type(steps) is not int or (steps < 1 and steps != -1):
-                raise InputError(f"phases.{number}.steps={steps!r}: must be a number of steps, or -1 to infer it")
-        fixed = sum(steps for steps in given if steps != -1)
-        rest = self.total_steps - fixed
+        given: list[Any] = [phase["steps"] for phase in self.phases] or [-1]
+        rest = self.total_steps - sum(steps for steps in given if steps != -1)
         if given.count(-1) > 1 or not (rest > 0 if -1 in given else rest == 0):
-            raise InputError(
-                f"phases: steps {given} sum to {fixed}, not total_steps={self.total_steps}; use -1 in one phase "
-                "to infer it"
-            )
+            raise InputError(f"phases: steps {given} must sum to total_steps={self.total_steps}; use -1 in one phase")
         return [rest if steps == -1 else steps for steps in given]
+
+
+def _typed_phase(name: str, phase: Mapping[str, object], whole: PretrainConfig) -> dict[str, object]:
+    """Returns the values of a phase, each of the type of its key in the `whole` config."""
+    steps = checked(f"{name}.steps", PositiveOrOpen, phase.get("steps"))
+    try:
+        typed = dict(flatten(with_values(whole, {key: value for key, value in phase.items() if key != "steps"})))
+    except InputError as error:
+        raise InputError(f"{name}.{error}") from error
+    return {key: steps if key == "steps" else typed[key] for key in phase}
 
 
 # --- Fine-tuning -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
 class FinetuneModelKeys(ModelKeys):
     """The encoder's dropout rates; its other settings are the checkpoint's."""
 
@@ -291,7 +285,6 @@ class FinetuneModelKeys(ModelKeys):
     attention_probs_dropout_prob: ShareBelow1 = 0.1  # Dropout of attention's weights.
 
 
-@dataclass(frozen=True)
 class FinetuneDataKeys(DataKeys):
     """The task's files and their batches."""
 
@@ -302,7 +295,6 @@ class FinetuneDataKeys(DataKeys):
     sort_window: Positive = 1
 
 
-@dataclass(frozen=True)
 class TaskKeys(Section):
     """The task."""
 
@@ -326,7 +318,6 @@ class TaskKeys(Section):
     document_context: bool = False  # ner: True reads a sentence with those around it in its document.
 
 
-@dataclass(frozen=True)
 class HeadKeys(Section):
     """Layers above the encoder."""
 
@@ -339,7 +330,6 @@ class HeadKeys(Section):
     features: Features = ""
 
 
-@dataclass(frozen=True)
 class FinetuneOptimizerKeys(OptimizerKeys):
     """Optimizer and learning rate."""
 
@@ -347,7 +337,6 @@ class FinetuneOptimizerKeys(OptimizerKeys):
     warmup_proportion: ShareBelow1 = 0.1  # Share of all steps, linear from 0.
 
 
-@dataclass(frozen=True)
 class FinetuneCheckpointKeys(CheckpointKeys):
     """Checkpoints."""
 
@@ -355,7 +344,6 @@ class FinetuneCheckpointKeys(CheckpointKeys):
     keep: Positive = 1  # Newest checkpoints kept.
 
 
-@dataclass(frozen=True)
 class SearchKeys(Section):
     """Several runs, each in a folder of its own in the workdir."""
 
@@ -364,7 +352,6 @@ class SearchKeys(Section):
     seeds: tuple[int, ...] = ()  # Replaces seed.
 
 
-@dataclass(frozen=True)
 class FinetuneConfig(RunConfig):
     """The keys of fine-tuning."""
 
@@ -392,7 +379,6 @@ class FinetuneConfig(RunConfig):
 Name = Annotated[str, Must("a text with a letter or digit, since it names a folder", re.compile(r"[^\W_]").search)]
 
 
-@dataclass(frozen=True)
 class StudyRow(Section):
     """A row of a study's table: an encoder."""
 
@@ -406,7 +392,6 @@ class StudyRow(Section):
     paper: Mapping[str, float] = field(default_factory=dict)  # The paper's numbers, by column.
 
 
-@dataclass(frozen=True)
 class StudyTask(Section):
     """A task that rows are fine-tuned on."""
 
@@ -425,7 +410,6 @@ class StudyTask(Section):
         object.__setattr__(self, "columns", self.columns or {self.name: ""})
 
 
-@dataclass(frozen=True)
 class StudyCheckpointKeys(Section):
     """Encoders that exist already."""
 
@@ -433,7 +417,6 @@ class StudyCheckpointKeys(Section):
     large: str = ""  # A checkpoint of BERT-LARGE.
 
 
-@dataclass(frozen=True)
 class StudyConfig(Section):
     """The keys of a study: a table whose rows are encoders, pre-trained here or before.
 

@@ -237,7 +237,7 @@ def test_scan_layers_is_a_bool_or_auto_in_a_file_too(tmp_path: Path):
     assert load_config("default").scan_layers == "auto"
     assert load_config(str(tmp_path / "mine.py")).scan_layers is False
     assert load_config(str(tmp_path / "mine.py"), [("scan_layers", "auto")]).scan_layers == "auto"
-    with pytest.raises(InputError, match="scan_layers=maybe: expected one of true, false, auto"):
+    with pytest.raises(InputError, match="scan_layers=maybe: expected true or false, or one of auto"):
         load_config("default", [("scan_layers", "maybe")])
 
 

@@ -1,7 +1,6 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import pytest
@@ -10,13 +9,11 @@ from bert_jax.errors import InputError
 from bert_jax.sections import Must, Section, flatten, with_values
 
 
-@dataclass(frozen=True)
 class Inner(Section):
     rate: Annotated[float, Must("above 0", lambda x: 0 < x < math.inf)] = 0.1
     mode: Literal["fast", "exact"] = "fast"
 
 
-@dataclass(frozen=True)
 class Outer(Section):
     count: Annotated[int, Must("at least 1", lambda x: x >= 1)] = 3
     flag: bool | Literal["auto"] = "auto"
@@ -49,18 +46,18 @@ def test_a_value_has_the_type_of_its_key(key: str, text: object, value: object):
         ("count", True, "count=True: expected a value of type int"),
         ("count", "inf", "count=inf: expected a value of type int"),
         ("count", 0, "count=0: must be at least 1"),
-        ("flag", "maybe", "flag=maybe: expected one of true, false, auto"),
-        ("flag", 3, "flag=3: expected one of true, false, auto"),
-        ("shares", "(0.5, 'a')", "shares=.*: expected a tuple of float values"),
-        ("shares", "(" * 500, r"shares=.*: expected a tuple of float values"),
+        ("flag", "maybe", "flag=maybe: expected true or false, or one of auto"),
+        ("flag", 3, "flag=3: expected true or false, or one of auto"),
+        ("shares", "(0.5, 'a')", r"shares\.1=a: expected a value of type float"),
+        ("shares", "(" * 500, r"shares=.*: expected a value of type tuple"),
         ("name", 3, "name=3: expected a value of type str"),
         ("inner.rate", "nan", "inner.rate=nan: must be above 0"),
         ("inner.rate", False, "inner.rate=False: expected a value of type float"),
         ("inner.mode", "slow", "inner.mode=slow: expected one of fast, exact"),
         ("inner.modes", "fast", r"inner.modes: unknown key \(did you mean inner.mode\?\)"),
         ("inner", "fast", "inner: unknown key"),
-        ("phases", "(8,)", r"phases=\(8,\): expected a tuple of dicts"),
-        ("phases.0.count", "1", "phases.0.count: the config has 0 phases"),
+        ("phases", "(8,)", r"phases\.0=8: expected a value of type Mapping"),
+        ("phases.0.count", "1", "phases.0.count: phases has 0 entries"),
     ],
 )
 def test_another_value_is_refused_with_key_value_and_expectation(key: str, value: object, message: str):
@@ -77,11 +74,7 @@ def test_a_section_checks_itself_however_it_is_made():
         Outer().count = 4
 
 
-def test_keys_of_a_phase_have_the_types_of_the_keys():
-    config = with_values(Outer(), {"phases": "({'steps': 3}, {'steps': -1})"})
-    config = with_values(config, {"phases.1.inner.rate": "2", "phases.0.steps": "4"})
-    assert config.phases == ({"steps": 4}, {"steps": -1, "inner.rate": 2.0})
-    with pytest.raises(InputError, match=r"^phases\.1\.inner\.rate=0: must be above 0"):
-        with_values(config, {"phases.1.inner.rate": 0})
-    with pytest.raises(InputError, match=r"^phases\.1\.inner\.rat: unknown key \(did you mean inner\.rate\?\)"):
-        with_values(config, {"phases.1.inner.rat": 1})
+def test_entries_of_mappings_are_keys():
+    config = with_values(Outer(), {"phases.1.inner.rate": "2", "phases": "({'steps': 3}, {})", "extra.a": "1"})
+    assert config.phases == ({"steps": 3}, {"inner.rate": "2"})
+    assert config.extra == {"a": 1.0}

@@ -14,7 +14,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import parameter_count
 from bert_jax.parallel.mesh import BATCH_AXES, abstract_mesh
-from bert_jax.sections import check_kind
+from bert_jax.sections import checked
 from bert_jax.tracking.throughput import device_kind, peak_flops, pretraining_work
 from bert_jax.training.initialization import fill_in_from_checkpoint, open_init
 from bert_jax.training.phases import Phase, open_phases
@@ -41,7 +41,7 @@ def plan_run(
 
     Raises InputError where the run would, before its first step.
     """
-    check_kind(config, PretrainConfig)
+    checked("config", PretrainConfig, config)
     folder = None if workdir is None else workdir_path(workdir)
     if devices is not None and devices < 1:
         raise InputError(f"devices={devices}: expected at least 1")

@@ -5,11 +5,10 @@ import os
 import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from bert_jax.command_line.arguments import File, FileOrCheckpoint, Folder, Option, command
+from bert_jax.command_line.arguments import File, Folder, command
 from bert_jax.commands import Result
 from bert_jax.data.options import CorpusOptions, PrepareOptions
 from bert_jax.errors import InputError
@@ -17,22 +16,12 @@ from bert_jax.progress import Bars, silent
 from bert_jax.text.vocabulary_options import VocabularyOptions
 
 if TYPE_CHECKING:
+    from bert_jax.data.corpora.corpus import Slice
     from bert_jax.data.dataset import DatasetInfo
-    from bert_jax.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-Inputs = Sequence[
-    Annotated[
-        str,
-        Option(
-            "GLOB",
-            "files, folders or patterns: text (a blank line between documents), JSON lines, CSV, TSV, also "
-            ".gz, .bz2, .xz, .zst; Parquet, Arrow; `hf://datasets/NAME/...` and other stores; `-` is stdin; "
-            "`tfds:NAME[:SPLIT[:FEATURE]]` is a TFDS dataset",
-        ),
-    ]
-]
+Inputs = Sequence[Annotated[str, "GLOB"]]
 _POSITIONS = 512  # of bert_tiny
 
 
@@ -48,6 +37,9 @@ def vocab(
 
     Args:
       output: a new tokenizer.json: the vocabulary and the rules for text
+      input: files, folders or patterns: text (a blank line between documents), JSON lines, CSV, TSV, also .gz, .bz2,
+        .xz, .zst; Parquet, Arrow; `hf://datasets/NAME/...` and other stores; `-` is stdin;
+        `tfds:NAME[:SPLIT[:FEATURE]]` is a TFDS dataset
       from_: instead of --input: convert a vocab.txt, or a SentencePiece model (its name ends in .model)
 
     Examples:
@@ -73,10 +65,14 @@ def vocab(
 
         tokenizer = convert_vocabulary(from_, cased=training.cased, keep_accents=training.keep_accents)
     else:
+        from bert_jax.data.corpora import corpus
+        from bert_jax.data.corpora.corpus_inputs import spool
         from bert_jax.text.vocabulary_training import train_vocabulary
 
-        with _documents(input, reading, training, bars) as documents:
-            tokenizer = train_vocabulary(documents, training)
+        with tempfile.TemporaryDirectory(prefix="bert-jax-vocab-") as folder:
+            slices = corpus.plan(list(spool(input, Path(folder)).values()), reading)
+            corpus.warn_of_text(slices, reading, lowercase=not training.cased)
+            tokenizer = train_vocabulary(_documents(slices, reading, bars), training)
     atomic.write_whole(path, tokenizer.file_bytes())
     values = {
         "output": output, "pieces": tokenizer.vocab_size, "kind": tokenizer.kind, "cased": not tokenizer.lowercase
@@ -84,46 +80,21 @@ def vocab(
     return Result(values)
 
 
-@contextmanager
-def _documents(
-    input: Sequence[str], reading: CorpusOptions, training: VocabularyOptions, bars: Bars
-) -> Iterator[Iterator[str]]:
-    """Gives the documents of a corpus, read with a progress bar. Raises InputError at once for a missing file."""
+def _documents(slices: Sequence["Slice"], reading: CorpusOptions, bars: Bars) -> Iterator[str]:
+    """Yields the documents of a corpus, with a progress bar."""
     from bert_jax.data.corpora import corpus
-    from bert_jax.data.corpora.corpus_inputs import spool
 
-    def read() -> Iterator[str]:
-        total = sum(piece.bytes for piece in slices)
-        with closing(bars(total=total, desc="read", unit="B", unit_scale=True)) as bar:
-            for piece in slices:
-                yield from corpus.read(piece, reading)
-                bar.update(piece.bytes)
-        log.info("Corpus read; choosing the pieces ...")
-
-    with tempfile.TemporaryDirectory(prefix="bert-jax-vocab-") as folder:
-        slices = corpus.plan(list(spool(input, Path(folder)).values()), reading)
-        corpus.warn_of_text(slices, reading, lowercase=not training.cased)
-        yield read()
-
-
-def _open_tokenizer(location: str) -> "Tokenizer":
-    """Opens the tokenizer of a file; or, after the import of JAX, that of a folder."""
-    from bert_jax.files import remote
-    from bert_jax.text.tokenizer import read_tokenizer
-
-    path = remote.parse_path(location)
-    if path.suffix == ".json":
-        return read_tokenizer(path)
-    log.info("Importing JAX")
-    from bert_jax.interop.importing import open_tokenizer
-
-    return open_tokenizer(location)
+    with bars(total=sum(piece.bytes for piece in slices), desc="read", unit="B", unit_scale=True) as bar:
+        for piece in slices:
+            yield from corpus.read(piece, reading)
+            bar.update(piece.bytes)
+    log.info("Corpus read; choosing the pieces ...")
 
 
 @command
 def prepare(
-    input: Inputs, vocab: FileOrCheckpoint, output: Folder, options: PrepareOptions | None = None, *,
-    workers: int | None = None, seed: int = 0, runner: Annotated[str, Option("RUNNER")] = "local",
+    input: Inputs, vocab: Annotated[str, "FILE|CHECKPOINT"], output: Folder, options: PrepareOptions | None = None, *,
+    workers: int | None = None, seed: int = 0, runner: str = "local",
     beam_options: Sequence[str] = (), bars: Bars = silent,
 ) -> Result:  # fmt: skip
     """Prepares a dataset from raw text.
@@ -132,6 +103,7 @@ def prepare(
     Writes: DIR, a dataset for pretrain: dataset.json, tokenizer.json and shards
 
     Args:
+      input: files, folders or patterns, as `vocab` reads them
       vocab: a tokenizer.json, or a folder with one: a dataset, an export or a model of transformers; or a checkpoint
       output: the dataset's folder, new or empty
       workers: processes of the local runner; default: the number of CPU cores
@@ -148,9 +120,16 @@ def prepare(
     """
     from bert_jax.data import report
     from bert_jax.data.preparation import pipeline
+    from bert_jax.text.tokenizer import read_tokenizer
 
+    if vocab.endswith(".json"):
+        tokenizer = read_tokenizer(vocab)
+    else:
+        from bert_jax.interop.importing import open_tokenizer  # which imports JAX
+
+        tokenizer = open_tokenizer(vocab)
     info = pipeline.prepare(
-        input, _open_tokenizer(vocab), output, options or PrepareOptions(), seed=seed, runner=runner,
+        input, tokenizer, output, options or PrepareOptions(), seed=seed, runner=runner,
         workers=os.cpu_count() or 1 if workers is None else workers, beam_options=beam_options, bars=bars,
     )  # fmt: skip
     counts = report.describe(info)

@@ -1,18 +1,18 @@
 """Commands that use a checkpoint: evaluation, predictions, features, export and import."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from bert_jax.command_line.arguments import Checkpoint, File, Folder, Option, command
+from bert_jax.command_line.arguments import Checkpoint, File, Folder, command
 from bert_jax.commands import Result
+from bert_jax.config_keys import NotNegative
 from bert_jax.errors import InputError
 from bert_jax.progress import Bars, silent
 
 
 @command
 def evaluate(
-    checkpoint: Checkpoint, data: Annotated[str, Option("DIR|FILE")], *, batch_size: int = 64, bars: Bars = silent,
+    checkpoint: Checkpoint, data: Annotated[str, "DIR|FILE"], *, batch_size: int = 64, bars: Bars = silent,
 ) -> Result:  # fmt: skip
     """Prints JSON: loss and accuracy on a dataset's eval split, or a fine-tuned model's scores on files.
 
@@ -20,6 +20,7 @@ def evaluate(
     Writes: nothing
 
     Args:
+      checkpoint: a workdir, a checkpoints/STEP folder, or what import reads or writes
       data: a prepared dataset; for a fine-tuned model, a labelled file or its folder
       batch_size: sequences per batch
 
@@ -38,7 +39,7 @@ def evaluate(
 
 @command
 def predict(
-    checkpoint: Checkpoint, input: File, output: File, *, text: Sequence[Annotated[str, Option("COLUMN")]] = (),
+    checkpoint: Checkpoint, input: File, output: File, *, text: Sequence[str] = (),
     strict: bool = False, batch_size: int = 64, bars: Bars = silent,
 ) -> Result:  # fmt: skip
     """Writes a fine-tuned model's predictions for a file, for any kind of task.
@@ -47,6 +48,7 @@ def predict(
     Writes: FILE, one JSON object a line
 
     Args:
+      checkpoint: a workdir, a checkpoints/STEP folder, or what import reads or writes
       input: a file in the format of the training file, labels ignored; with --text, a tagger reads a table of texts
       output: JSON lines with id, prediction and scores
       text: one or two text columns; default: those of the training file
@@ -75,6 +77,7 @@ def fill_mask(text: Sequence[str], /, checkpoint: Checkpoint, *, top: int = 5) -
 
     Args:
       text: for example "Paris is the [MASK] of France."
+      checkpoint: a workdir, a checkpoints/STEP folder, or what import reads or writes
       top: candidates per mask
 
     Examples:
@@ -87,22 +90,18 @@ def fill_mask(text: Sequence[str], /, checkpoint: Checkpoint, *, top: int = 5) -
     model = pretrained.load(checkpoint)
     for one in text:
         pretrained.check_mask(one, model.tokenizer)
-    masks = [pretrained.fill_mask(model, one, top) for one in text]
+    found = {one: pretrained.fill_mask(model, one, top) for one in text}
     lines = [
-        [f"{filling.probability:.4f}  {filling.token:<16}  {filling.text}" for filling in fillings] + [""]
-        for of_text in masks for fillings in of_text
+        "".join(f"{filling.probability:.4f}  {filling.token:<16}  {filling.text}\n" for filling in fillings)
+        for masks in found.values() for fillings in masks
     ]  # fmt: skip
-    values = [
-        {"text": one, "masks": [list(map(dataclasses.asdict, fillings)) for fillings in of_text]}
-        for one, of_text in zip(text, masks, strict=True)
-    ]
-    return Result({"texts": values}, "\n".join(line for part in lines for line in part))
+    return Result({"texts": [{"text": one, "masks": masks} for one, masks in found.items()]}, "\n".join(lines))
 
 
 @command
 def features(
     checkpoint: Checkpoint, input: File, output: File, *,
-    layers: Annotated[str | None, Option("LAYERS")] = None, pool: Literal["mean", "cls"] | None = None,
+    layers: str | None = None, pool: Literal["mean", "cls"] | None = None,
     seq_len: int | None = None, batch_size: int = 32, bars: Bars = silent,
 ) -> Result:  # fmt: skip
     """Writes hidden states of a text file: of each token, or one vector per line.
@@ -111,6 +110,7 @@ def features(
     Writes: FILE, one JSON object a line, or arrays in .npz
 
     Args:
+      checkpoint: a workdir, a checkpoints/STEP folder, or what import reads or writes
       input: one text per line, or two: `first ||| second`; also compressed
       output: JSON lines, or arrays if it ends in .npz
       layers: numbers (0 is the first, -1 the last), embeddings or all; default: the last four, with --pool the last
@@ -137,6 +137,7 @@ def export(checkpoint: Checkpoint, output: Folder, *, format: Literal["hf", "sta
     Writes: DIR: config.json, model.safetensors, tokenizer.json; or model.stablehlo
 
     Args:
+      checkpoint: a workdir, a checkpoints/STEP folder, or what import reads or writes
       output: a new folder
       format: of the folder
 
@@ -158,8 +159,8 @@ def export(checkpoint: Checkpoint, output: Folder, *, format: Literal["hf", "sta
 
 @command
 def import_(
-    source: Annotated[str, Option("DIR|FILE")], output: Folder, *, cased: bool = False, uncased: bool = False,
-    layers: Annotated[str, Option("LAYERS")] = "", drop: Sequence[Annotated[str, Option("NAME")]] = (),
+    source: Annotated[str, "DIR|FILE"], output: Folder, *, cased: bool = False, uncased: bool = False,
+    layers: tuple[NotNegative, ...] = (), drop: Sequence[str] = (),
 ) -> Result:  # fmt: skip
     """Imports a checkpoint from another library's format, to evaluate, train or export it.
 
@@ -184,12 +185,8 @@ def import_(
 
     if cased and uncased:
         raise InputError("cased: contradicts uncased; remove one")
-    words = layers.split(",") if layers else []
-    if not all(word.isdecimal() for word in words):
-        raise InputError(f"layers={layers}: expected numbers such as 0,2,4")
-    checkpoint = import_checkpoint(
-        source, output, lowercase=uncased if cased or uncased else None, layers=[*map(int, words)] or None, drop=drop
-    )
+    rule = uncased if cased or uncased else None
+    checkpoint = import_checkpoint(source, output, lowercase=rule, layers=layers or None, drop=drop)
     return Result({
         "output": output, "vocab_size": checkpoint.tokenizer.vocab_size,
         "cased": not checkpoint.tokenizer.lowercase, "heads": list(checkpoint.heads),

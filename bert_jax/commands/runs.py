@@ -1,12 +1,11 @@
 """`check`; `pretrain`, `finetune`, `study` and `compile`, which take a config; `report`, `configs` and `completion`."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Literal
 
 from bert_jax import config_listing
-from bert_jax.command_line.arguments import File, Folder, Option, command, complete
+from bert_jax.command_line.arguments import File, Folder, command, complete
 from bert_jax.commands import Result
 from bert_jax.config_keys import FinetuneConfig, PretrainConfig, StudyConfig
 from bert_jax.errors import BertJaxError, InputError
@@ -45,9 +44,9 @@ def check(workdir: Folder | None = None) -> Result:
 @command
 def pretrain(
     config: PretrainConfig, workdir: Folder | None = None, *, dry_run: bool = False,
-    device: Annotated[str | None, Option("NAME")] = None,
-    devices: Annotated[int | None, Option("N")] = None,
-    mfu: Annotated[float | None, Option("SHARE")] = None,
+    device: Annotated[str | None, "NAME"] = None,
+    devices: Annotated[int | None, "N"] = None,
+    mfu: Annotated[float | None, "SHARE"] = None,
     stop: StopSignal | None = None, bars: Bars = silent,
 ) -> Result:  # fmt: skip
     """Pre-trains with MLM and NSP; run it again to resume.
@@ -140,7 +139,7 @@ def study(config: StudyConfig, /, workdir: Folder, *, stop: StopSignal | None = 
 
 @command
 def compile(
-    config: PretrainConfig, *, topology: Annotated[str | None, Option("CHIP:A[xB[xC]]")] = None,
+    config: PretrainConfig, *, topology: Annotated[str | None, "CHIP:A[xB[xC]]"] = None,
     num_slices: int = 1, phase: int | None = None, profile: bool = False,
 ) -> Result:  # fmt: skip
     """Compiles a config's training step ahead of time: memory, collectives, estimated time.
@@ -169,7 +168,7 @@ def compile(
 
 
 @command
-def report(workdir: Sequence[Annotated[str, Option("RUN")]], /, output: File) -> Result:
+def report(workdir: Sequence[Annotated[str, "RUN"]], /, output: File) -> Result:
     """Reports on one run, or on several side by side: curves, scores, configs.
 
     Reads: the metrics of workdirs, and files of compile --json
@@ -190,7 +189,7 @@ def report(workdir: Sequence[Annotated[str, Option("RUN")]], /, output: File) ->
 
 
 @command
-def configs(config: Annotated[str, Option("NAME|FILE.py[:ARG]")] | None = None, /) -> Result:
+def configs(config: Annotated[str, "NAME|FILE.py[:ARG]"] | None = None, /) -> Result:
     """Lists the packaged configs, or prints the keys of one with values and comments.
 
     Reads: the packaged configs, or FILE.py
@@ -211,13 +210,8 @@ def configs(config: Annotated[str, Option("NAME|FILE.py[:ARG]")] | None = None, 
 
     loaded = load_config(config, kind=config_listing.CONFIG_TYPES[config_listing.kind_of(config)])
     comments = config_listing.key_comments(type(loaded))
-    lines = [
-        f"{key} = {value!r}" + (f"  # {comments[key]}" if key in comments else "") for key, value in flatten(loaded)
-    ]
-    keys = {
-        key: {"value": json.loads(json.dumps(value, default=vars)), "comment": comments.get(key, "")}
-        for key, value in flatten(loaded)
-    }
+    keys = {key: {"value": value, "comment": comments.get(key, "")} for key, value in flatten(loaded)}
+    lines = [f"{key} = {of['value']!r}  # {of['comment']}" for key, of in keys.items()]
     return Result({"config": config, "keys": keys}, "\n".join([config_listing.docstring(config), "", *lines]))
 
 

@@ -20,7 +20,7 @@ import io
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,7 +55,6 @@ def lengths_file(split: str) -> str:
     return f"{split}-lengths.npy"
 
 
-@dataclass(frozen=True)
 class Shard(Section):
     """An ArrayRecord file: name, number of instances, digest of their records, bytes on disk, and digest of these."""
 
@@ -66,7 +65,6 @@ class Shard(Section):
     digest: str = ""
 
 
-@dataclass(frozen=True)
 class Counts(Section):
     """Amount of text, in three units."""
 
@@ -78,7 +76,6 @@ class Counts(Section):
         return Counts(self.documents + other.documents, self.sentences + other.sentences, self.tokens + other.tokens)
 
 
-@dataclass(frozen=True)
 class SplitInfo(Counts):
     """Counts of a split. Documents, sentences and tokens are counted once for any `dupe_factor`.
 
@@ -100,7 +97,6 @@ def sum_splits(parts: Iterable[SplitInfo]) -> SplitInfo:
     return SplitInfo(shards=shards, **{name: sum(getattr(part, name) for part in every) for name in names})
 
 
-@dataclass(frozen=True)
 class DatasetInfo(Section):
     """Contents of `dataset.json`. Datasets with equal hashes give equal batches; see `with_hash`."""
 

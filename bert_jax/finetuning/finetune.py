@@ -28,7 +28,7 @@ from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.interpreter import StopSignal
 from bert_jax.runtime.processes import is_first
-from bert_jax.sections import check_kind, with_values
+from bert_jax.sections import checked, with_values
 from bert_jax.tracking.trackers import Tracker
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.run import CONFIG_FILE, workdir_path
@@ -85,7 +85,7 @@ def finetune(
       Interrupted: SIGTERM or SIGINT was received; the state is saved.
       BertJaxError: too many consecutive steps were not finite; the state is saved.
     """
-    check_kind(config, FinetuneConfig)
+    checked("config", FinetuneConfig, config)
     if not (config.search.learning_rates or config.search.seeds):
         return finetune_once(config, workdir, stop=stop, bars=bars, trackers=trackers)
     if trackers:

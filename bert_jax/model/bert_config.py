@@ -3,7 +3,6 @@
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from bert_jax.config_keys import NotNegativeNumber, Positive, PositiveNumber, ShareBelow1
@@ -14,7 +13,6 @@ VOCABULARY_MULTIPLE = 128
 """The word embeddings are padded to this many rows, for sharding and for matrix units."""
 
 
-@dataclass(frozen=True)
 class BertConfig(Section):
     """Sizes of a BERT. The defaults are BERT-BASE, uncased (Devlin et al. 2019).
 

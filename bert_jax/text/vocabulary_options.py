@@ -1,12 +1,13 @@
 """Options of `bert-jax vocab`, each declared once."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
 
 from bert_jax.errors import InputError
-from bert_jax.sections import CheckedOptions, option
+from bert_jax.sections import Must, Section
 
-KINDS = ("wordpiece", "unigram", "bpe", "byte_bpe")
+Kind = Literal["wordpiece", "unigram", "bpe", "byte_bpe"]
+KINDS = get_args(Kind)
 
 COVERAGE = 0.99995
 """The share of the text's characters that pieces cover, from the most frequent down.
@@ -19,22 +20,21 @@ MAX_PIECES = 1 << 22
 """Maximum pieces of a vocabulary to train: the trainers allocate memory for all before they count a word."""
 
 
-@dataclass(frozen=True)
-class VocabularyOptions(CheckedOptions):
-    """Options that, with a corpus, determine a vocabulary; the first ones are rules for text."""
+class VocabularyOptions(Section):
+    """Options that, with a corpus, determine a vocabulary; the first ones are rules for text.
 
-    cased: bool = option(False, "keep case and accents")
-    keep_accents: bool = option(
-        False, "keep accents in lower-cased text; Korean, Japanese, Hindi, Thai, ... need it with --kind=wordpiece"
-    )
+    Args:
+      cased: keep case and accents
+      keep_accents: keep accents in lower-cased text; Korean, Japanese, Hindi, Thai, ... need it with --kind=wordpiece
+      kind: wordpiece, as BERT; unigram or bpe, whose pieces have the space before a word, as for text without spaces,
+        such as Thai; byte_bpe, as RoBERTa and ModernBERT, which has a piece for every byte and no [UNK]
+      size: maximum number of pieces, special tokens included
+    """
 
-    kind: str = option(
-        "wordpiece",
-        "wordpiece, as BERT; unigram or bpe, whose pieces have the space before a word, as for text without spaces, "
-        "such as Thai; byte_bpe, as RoBERTa and ModernBERT, which has a piece for every byte and no [UNK]",
-        choices=KINDS,
-    )
-    size: int = option(30522, "maximum number of pieces, special tokens included", low=1, high=MAX_PIECES)
+    cased: bool = False
+    keep_accents: bool = False
+    kind: Kind = "wordpiece"
+    size: Annotated[int, Must(f"in [1, {MAX_PIECES}]", lambda x: 1 <= x <= MAX_PIECES)] = 30522
 
     @property
     def strip_accents(self) -> bool:

@@ -61,8 +61,11 @@ class GrowingFile:
 
 
 def finite_json(value: Any, **options: Any) -> str:
-    """Returns JSON with null for NaN and infinity, which JSON lacks. `options` go to `json.dumps`."""
-    return json.dumps(json.loads(json.dumps(value), parse_constant=lambda name: None), **options)
+    """Returns JSON with null for NaN and infinity, which JSON lacks, and of objects their attributes.
+
+    `options` go to `json.dumps`.
+    """
+    return json.dumps(json.loads(json.dumps(value, default=vars), parse_constant=lambda name: None), **options)
 
 
 def read_metrics(workdir: epath.Path) -> list[dict[str, Any]]:

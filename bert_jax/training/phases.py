@@ -119,10 +119,7 @@ def _apply(config: PretrainConfig, number: int, phase: Mapping[str, Any]) -> Pre
             raise InputError(f"phases.{number}.{key}: a phase may not set this key; set it for the whole run")
         if key.startswith("objective.") and values[key] == "auto":
             raise InputError(f"phases.{number}.{key}=auto: the run resolves it; set it for the whole run")
-    try:
-        return with_values(config, values)
-    except InputError as error:
-        raise InputError(f"phases.{number}.{error}") from error
+    return with_values(config, values)
 
 
 def plan_at(config: PretrainConfig, step: int) -> Plan:

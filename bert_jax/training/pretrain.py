@@ -25,7 +25,7 @@ from bert_jax.model.bert import HEADS
 from bert_jax.parallel.mesh import make_mesh, put_batch, rows_here
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.interpreter import StopSignal
-from bert_jax.sections import check_kind, to_dict
+from bert_jax.sections import checked, to_dict
 from bert_jax.tracking.metrics import SAMPLES, read_metrics
 from bert_jax.tracking.throughput import Throughput, key_values, pretraining_work
 from bert_jax.tracking.trackers import Tracker
@@ -73,7 +73,7 @@ def pretrain(
       Interrupted: a stop signal was received, such as SIGTERM; the state is saved.
       BertJaxError: too many non-finite steps in a row; the state is saved.
     """
-    check_kind(config, PretrainConfig)
+    checked("config", PretrainConfig, config)
     with begin_run(config, workdir, "pretrain", stop=stop, bars=bars, trackers=trackers) as run:
         return _pretrain(run, config)
 
@@ -279,7 +279,7 @@ class Training:
 
         Raises InputError if config, dataset and devices do not match, and for a config of several phases.
         """
-        check_kind(config, PretrainConfig)
+        checked("config", PretrainConfig, config)
         self.mesh = make_mesh(config.mesh, devices) if devices else make_mesh(config.mesh)
         self._phase, *others = open_phases(fill_in_from_checkpoint(config), self.mesh)
         if others:

@@ -16,15 +16,15 @@ def commands() -> str:
 
 def _section(name: str, parser: Parser) -> str:
     shown = [action for action in parser.actions if action.help is not argparse.SUPPRESS and action.dest != "help"]
-    parts = [f"## {name}", _prose(parser.description or "")]
-    if parser.config:
+    about, _, files = (parser.description or "").partition("\n\n")
+    parts = [f"## {name}", _prose(about)]
+    if any(action.metavar == "NAME|FILE.py[:ARG]" and action.option_strings for action in shown):
         parts.append("`--config.KEY=VALUE` sets any key of the config, see [all keys](config.md).")
     lines = ["| argument | default | meaning |", "| --- | --- | --- |"]
     for action in shown:
         lines.append(f"| {_name(action)} | {_default(action)} | {_help(parser, action)} |")
     parts.append("\n".join(lines))
-    if parser.epilog and parser.epilog is not argparse.SUPPRESS:
-        parts.append(f"```text\n{parser.epilog.strip()}\n```")
+    parts.append(f"```text\n{files}\n\n{parser.epilog}\n```")
     return "\n\n".join(parts) + "\n"
 
 
@@ -41,7 +41,7 @@ def _name(action: argparse.Action) -> str:
 
 
 def _default(action: argparse.Action) -> str:
-    if action.required:
+    if (action.help or "").endswith(" (required)") or (not action.option_strings and action.nargs != "?"):
         return "required"
     if action.default in (None, "", (), [], argparse.SUPPRESS) or (action.nargs == 0 and not action.default):
         return ""
@@ -50,7 +50,7 @@ def _default(action: argparse.Action) -> str:
 
 
 def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    return _cell((action.help or "") % {**vars(action), "prog": parser.prog})
+    return _cell((action.help or "").partition(" (")[0] % {**vars(action), "prog": parser.prog})
 
 
 def _prose(text: str) -> str:

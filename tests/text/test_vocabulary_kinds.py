@@ -65,7 +65,7 @@ def test_byte_level_bpe_has_a_piece_for_every_byte():
     assert tokenizer.decode(ids) == text.lower()
 
 
-@pytest.mark.parametrize(("options", "message"), [({"kind": "word"}, "kind='word'"), ({"size": 0}, "^size=0")])
+@pytest.mark.parametrize(("options", "message"), [({"kind": "word"}, "kind=word"), ({"size": 0}, "^size=0")])
 def test_options_out_of_range(options, message):
     with pytest.raises(InputError, match=message):
         VocabularyOptions(**options)

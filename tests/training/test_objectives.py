@@ -117,12 +117,10 @@ def test_sums_of_many_rows_in_bfloat16_are_those_of_few(chunk: int | None):
     np.testing.assert_allclose(large, times * np.array(small), rtol=1e-5)
 
 
-@dataclasses.dataclass(frozen=True)
 class WeightedKeys(ObjectiveKeys):
     weight_of_nsp: float = 1.0
 
 
-@dataclasses.dataclass(frozen=True)
 class Weighted(PretrainConfig):
     objective: WeightedKeys = WeightedKeys()
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import shutil
 import signal
 from pathlib import Path
@@ -93,9 +92,10 @@ def test_plan_covers_every_step_with_its_config(short_dir: Path, dataset_dir: Pa
 )
 def test_invalid_phases_are_refused(phases: str, message: str, dataset_dir: Path, tmp_path: Path):
     restart = "optimizer.warmup_steps" in phases
-    config = helpers.small_config(dataset_dir, phases=phases, optimizer__restart_schedule=restart)
     with pytest.raises(InputError, match=message):
-        pretrain(config, str(tmp_path / "run"))
+        pretrain(
+            helpers.small_config(dataset_dir, phases=phases, optimizer__restart_schedule=restart), str(tmp_path / "run")
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -120,7 +120,7 @@ def test_one_key_of_one_phase_from_the_command_line(tmp_path: Path):
         with pytest.raises(InputError, match=message):
             load_config("bert_tiny", [*overrides, (key, "x")])
     for phases in ("(8,)", "({'steps': 8, 1: 2},)"):
-        with pytest.raises(InputError, match=rf"phases={re.escape(phases)}: expected a tuple of dicts"):
+        with pytest.raises(InputError, match=r"phases\.0=.*: expected a value of type Mapping"):
             load_config("bert_tiny", [("phases", phases)])
 
 
