@@ -13,47 +13,42 @@ class Batch(TypedDict, Generic[Array], total=False):
 
     A row has L tokens, up to P predictions and up to K sequences; K = 1 without packing. A training step reads
     [A, B / A, ...]: A microbatches. The type is a dict, and so a pytree, because `data` does not know JAX.
+
+    Attributes:
+      input_ids: int32 [B, L]: masked where a token is predicted from [MASK]; [PAD] after the last sequence.
+      token_type_ids: int32 [B, L]: 1 for the second segment of a sequence, else 0.
+      positions: int32 [B, L]: the position of each token in its sequence, from 0.
+      sequence_ids: int32 [B, L]: the number of each token's sequence in its row, from 1; 0 for padding.
+      cls_positions: int32 [B, K]: the token that each sequence is pooled from: its [CLS]. In fine-tuning a
+        left-to-right model, whose first token attends only to itself, it is the last token.
+      masked_positions: int32 [B, P]: the positions in the row that the masked-LM head predicts.
+      masked_ids: int32 [B, P]: the token to predict at each of `masked_positions`.
+      masked_weights: float32 [B, P]: 1 for a prediction, 0 for an unused slot.
+      next_sentence_labels: int32 [B, K]: 1 if the second segment is random, 0 if it follows the first.
+      next_sentence_weights: float32 [B, K]: 1 for a pair, 0 for a single segment and for an unused slot.
+      unigram_nats: float32 [B, P], in evaluation: the loss of each target under the unigram baseline, in nats.
+      weights: float32 [B], in fine-tuning: 0 for a padding row, else 1.
+      labels: by the kind of the task's head. `classify`: int32 [B]. `regress`: float32 [B]. `span`: int32 [B, 2], first
+        and last token. `tag`: int32 [B, L], -1 for a token without a tag. `choose`: int32 [B], 1 for the correct one of
+        the adjacent rows of an example.
+      stop: int32 [devices]: 1 on those of a process that received SIGTERM or SIGINT. The metric is its maximum, so that
+        all processes stop at the same step.
     """
 
-    # --- Inputs of the model
     input_ids: Array
-    """int32 [B, L]: masked where a token is predicted from [MASK]; [PAD] after the last sequence."""
     token_type_ids: Array
-    """int32 [B, L]: 1 for the second segment of a sequence, else 0."""
     positions: Array
-    """int32 [B, L]: the position of each token in its sequence, from 0."""
     sequence_ids: Array
-    """int32 [B, L]: the number of each token's sequence in its row, from 1; 0 for padding."""
     cls_positions: Array
-    """int32 [B, K]: the token that each sequence is pooled from: its [CLS]. In fine-tuning a left-to-right model, whose
-    first token attends only to itself, it is the last token."""
     masked_positions: Array
-    """int32 [B, P]: the positions in the row that the masked-LM head predicts."""
-
-    # --- Targets of pre-training
     masked_ids: Array
-    """int32 [B, P]: the token to predict at each of `masked_positions`."""
     masked_weights: Array
-    """float32 [B, P]: 1 for a prediction, 0 for an unused slot."""
     next_sentence_labels: Array
-    """int32 [B, K]: 1 if the second segment is random, 0 if it follows the first."""
     next_sentence_weights: Array
-    """float32 [B, K]: 1 for a pair, 0 for a single segment and for an unused slot."""
     unigram_nats: Array
-    """float32 [B, P], in evaluation: the loss of each target under the unigram baseline, in nats."""
-
-    # --- Targets of fine-tuning
     weights: Array
-    """float32 [B]: 0 for a padding row, else 1."""
     labels: Array
-    """By the kind of the task's head. `classify`: int32 [B]. `regress`: float32 [B]. `span`: int32 [B, 2], first and
-    last token. `tag`: int32 [B, L], -1 for a token without a tag. `choose`: int32 [B], 1 for the correct one of the
-    adjacent rows of an example."""
-
-    # --- Training on several processes
     stop: Array
-    """int32 [devices]: 1 on those of a process that received SIGTERM or SIGINT. The metric is its maximum, so that all
-    processes stop at the same step."""
 
 
 HostBatch = Batch[np.ndarray]

@@ -51,14 +51,10 @@ def load_config(spec: str, overrides: Overrides = (), *, kind: type[Section] = P
     Raises InputError for an invalid file, argument, key or value.
     """
     path, _, argument = spec.partition(":")
-    if path in (aliases := config_listing.aliases()):
-        if argument:
-            raise InputError(f"config={spec}: {path} takes no argument, got :{argument}; leave it out")
-        path, _, argument = aliases[path].partition(":")
-    file = Path(path) if path.endswith(".py") else _packaged(path)
-    command = config_listing.kind_of(path)
-    if not path.endswith(".py") and not issubclass(kind, config_listing.CONFIG_TYPES[command]):
-        raise InputError(f"config={spec}: is a config of `bert-jax {command}`")
+    files = config_listing.config_files()
+    if not path.endswith(".py") and path not in files:
+        raise InputError(f"config={path}: config not found{nearest(path, files)}; expected one of {', '.join(files)}")
+    file = files.get(path, Path(path))
     if not file.is_file():
         raise InputError(f"config={spec}: file {file} not found")
     try:
@@ -79,8 +75,7 @@ def _run_file(spec: str, file: Path, argument: str) -> ConfigDict:
         raise InputError(f"{file}: {type(error).__name__}: {error}") from error
     if not hasattr(module, "get_config"):
         raise InputError(f"{file}: get_config() not found; define it")
-    takes_argument = bool(inspect.signature(module.get_config).parameters)
-    if argument and not takes_argument:
+    if argument and not inspect.signature(module.get_config).parameters:
         raise InputError(f"config={spec}: {file} takes no argument, got :{argument}; leave it out")
     try:
         config = module.get_config(argument) if argument else module.get_config()
@@ -89,11 +84,3 @@ def _run_file(spec: str, file: Path, argument: str) -> ConfigDict:
     if not isinstance(config, ConfigDict):
         raise InputError(f"{file}: get_config() must return a ConfigDict, got {type(config).__name__}")
     return config
-
-
-def _packaged(name: str) -> Path:
-    files = config_listing.config_files()
-    if name in files:
-        return files[name]
-    known = sorted([*config_listing.aliases(), *files])
-    raise InputError(f"config={name}: config not found{nearest(name, known)}; expected one of {', '.join(known)}")

@@ -92,12 +92,11 @@ def _converted(kind: Any, value: Any) -> Any:
             return _converted(second, value)
         except (ValueError, KeyError, TypeError):
             return _converted(first, value)
-    if origin is abc.Sequence:
-        values = (value,) if isinstance(value, (str, os.PathLike)) else value
-        return tuple(_converted(inner[0], one) for one in values)
+    if origin is abc.Sequence and isinstance(value, (str, os.PathLike)):
+        value = (value,)
     if isinstance(value, str) and (kind is int or origin in (tuple, abc.Mapping)):
         value = ast.literal_eval(value)
-    if origin is tuple:
+    if origin in (tuple, abc.Sequence):
         values = (value,) if type(value) in (int, float) else value  # one entry, typed without a comma
         if not isinstance(values, (tuple, list)):
             raise ValueError

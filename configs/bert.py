@@ -16,7 +16,7 @@ Parameters, with 30,522 pieces and all heads:
     base         12     768     12  110,106,428
     large        24    1024     16  336,226,108
 
-`bert_mini`, `bert_small`, `bert_medium` and `bert_base` are names of these. `bert_tiny` and `bert_large` have recipes
+`bert_mini`, `bert_small`, `bert_medium` and `bert_base` are these. `bert_tiny` and `bert_large` have recipes
 of their own. The released small models are L in 2, 4, 6, 8, 10, 12 by H in 128, 256, 512, 768 (Turc et al. 2019,
 arXiv:1908.08962). The sizes of the paper's table 6 are in `ablations.py`.
 

@@ -5,7 +5,6 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,45 +18,29 @@ from bert_jax.errors import InputError
 PARTS = ("devices", "train", "resume", "agree")
 
 
-def parts(output: str) -> dict[str, dict[str, Any]]:
-    content = json.loads(output)
-    found = {part["name"]: part for part in content["parts"]}
-    assert content["ok"] == all(part["ok"] for part in found.values())
-    return found
-
-
 def test_every_part_passes_and_nothing_is_left(tmp_path: Path):
     done = helpers.run_cli("check", "--json", "--workdir", tmp_path)
     assert done.returncode == 0, done.stderr
-    found = parts(done.stdout)
-    assert {name: part["ok"] for name, part in found.items()} == dict.fromkeys(PARTS, True)
-    assert "count 1" in found["devices"]["message"]
-    assert found["resume"]["message"].startswith("from step 1")
+    found = json.loads(done.stdout)
+    assert tuple(found) == PARTS
+    assert "count 1" in found["devices"]
     assert not list(tmp_path.iterdir())
 
 
-def test_unwritable_workdir_fails_and_later_parts_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(device_check, "_first_steps", lambda *_: np.ones((3, 2)))
+def test_unwritable_workdir_fails_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture):
     (tmp_path / "file").touch()
-    assert cli.main(["check", "--workdir", str(tmp_path / "file")]) == 1
-    output = capsys.readouterr()
-    lines = [line.split() for line in output.out.splitlines()]
-    statuses = [["ok", "devices"], ["FAILED", "train"], ["FAILED", "resume"], ["ok", "agree"]]
-    assert [line[:2] for line in lines] == statuses
-    assert str(tmp_path / "file") in output.out
-    assert "train, resume" in output.err
+    assert cli.main(["check", "--workdir", str(tmp_path / "file")]) == 2
+    assert str(tmp_path / "file") in capsys.readouterr().err.splitlines()[-1]
 
 
 def agree(monkeypatch: pytest.MonkeyPatch, changed: str) -> str:
-    """Runs `agree` on eight devices whose results differ by 0.001 in one of the comparisons."""
+    """Runs `agree` on eight devices whose losses differ by 0.001 in one of the comparisons."""
 
-    def first_steps(config, overrides, devices=None):
+    def first_losses(config, overrides, devices=None):
         name = "cpu" if devices else next(iter(overrides), "")
-        return np.ones((3, 2)) + (0.001 if name == changed else 0.0)
+        return np.ones(3) + (0.001 if name == changed else 0.0)
 
-    monkeypatch.setattr(device_check, "_first_steps", first_steps)
+    monkeypatch.setattr(device_check, "_first_losses", first_losses)
     return device_check.agree(None, None)
 
 
@@ -92,4 +75,4 @@ def test_two_processes(tmp_path: Path):
 def test_two_processes_need_a_workdir(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(device_check, "joined", lambda: (0, 2))
     with pytest.raises(InputError, match="workdir: required"):
-        next(check_devices())
+        check_devices()

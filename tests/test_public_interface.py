@@ -27,15 +27,15 @@ def test_listing_names_imports_none_of_them():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layers": (0, 1)}, r"layers=\(0, 1\): expected str, got tuple"),
-        ({"drop": [5]}, "drop=5: expected str, got int"),
+        ({"layers": "all"}, "layers=all: expected a value of type tuple"),
+        ({"drop": [5]}, r"drop\.0=5: expected a value of type str"),
         ({}, "none: no model found"),
     ],
 )
 def test_values_are_of_their_types_and_a_path_is_a_text(options: dict, message: str, tmp_path: Path):
     with pytest.raises(bert_jax.InputError, match=message):
         bert_jax.import_(Path("none"), tmp_path / "imported", **options)
-    with pytest.raises(bert_jax.InputError, match="batch_size='8': expected int, got str"):
-        bert_jax.predict("none", "none", "none", batch_size="8")
+    with pytest.raises(bert_jax.InputError, match=r"batch_size=8\.5: expected a value of type int"):
+        bert_jax.predict("none", "none", "none", batch_size=8.5)
     with pytest.raises(bert_jax.InputError, match=r"none\.csv: got a table"):
         bert_jax.features("none", Path("none.csv"), tmp_path / "out")

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from types import NoneType
-from typing import Annotated, Any, Literal, NoReturn, ParamSpec, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, cast, get_args, get_origin
 
 from bert_jax import __version__, config_listing
 from bert_jax.errors import InputError
@@ -33,11 +33,10 @@ COMMANDS: dict[str, Callable[..., Any]] = {}
 _PYTHON_ALONE = ("stop", "bars", "beam_options")
 """Parameters that are no options: signals and progress, and the words after `--`."""
 
-P = ParamSpec("P")
-T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def command(function: Callable[P, T]) -> Callable[P, T]:
+def command(function: F) -> F:
     """Makes a public function a command, such as `fill_mask` of "fill-mask".
 
     Each call, from Python or from the command line, is checked here: InputError for a path that is empty or cannot be
@@ -48,7 +47,7 @@ def command(function: Callable[P, T]) -> Callable[P, T]:
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def call_checked(*arguments: P.args, **options: P.kwargs) -> T:
+    def call_checked(*arguments: Any, **options: Any) -> Any:
         call = signature.bind(*arguments, **options)
         for name in call.arguments.keys() - {*_PYTHON_ALONE}:
             parameter = signature.parameters[name]
@@ -61,7 +60,7 @@ def command(function: Callable[P, T]) -> Callable[P, T]:
         return function(*call.args, **call.kwargs)
 
     COMMANDS[function.__name__.strip("_").replace("_", "-")] = call_checked
-    return call_checked
+    return cast(F, call_checked)
 
 
 def _check_path(name: str, path: str) -> None:
@@ -185,7 +184,8 @@ def complete(shell: str) -> str:
     for name, sub in parsers.items():
         for action in sub.actions:
             if action.metavar == _CONFIG:
-                names = config_listing.summaries(name if name in config_listing.KINDS else "")
+                kinds_of = [kind] if (kind := _config(name)) else config_listing.CONFIG_TYPES.values()
+                names = [one for one in config_listing.config_files() if config_listing.type_of(one) in kinds_of]
                 action.complete = shtab.cmd(f"echo {' '.join(names)}")  # type: ignore[attr-defined]
             elif action.metavar in _PATHS:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]

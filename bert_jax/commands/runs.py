@@ -1,17 +1,16 @@
 """`check`; `pretrain`, `finetune`, `study` and `compile`, which take a config; `report`, `configs` and `completion`."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Annotated, Literal
 
 from bert_jax import config_listing
 from bert_jax.command_line.arguments import File, Folder, command, complete
 from bert_jax.commands import Result
 from bert_jax.config_keys import FinetuneConfig, PretrainConfig, StudyConfig
-from bert_jax.errors import BertJaxError, InputError
+from bert_jax.errors import InputError
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.interpreter import StopSignal
-from bert_jax.sections import flatten, with_values
+from bert_jax.sections import flatten
 
 
 @command
@@ -32,13 +31,8 @@ def check(workdir: Folder | None = None) -> Result:
     """
     from bert_jax.device_check import check_devices
 
-    parts = list(check_devices(workdir))
-    failed = [part.name for part in parts if not part.ok]
-    text = "\n".join(
-        f"{'ok' if part.ok else 'FAILED':<8}{part.name:<10}{part.seconds:>6.1f} s  {part.message}" for part in parts
-    )
-    error = BertJaxError(f"failed: {', '.join(failed)} ({len(failed)} of {len(parts)} parts)") if failed else None
-    return Result({"ok": not failed, "parts": list(map(asdict, parts))}, text, error=error)
+    found = check_devices(workdir)
+    return Result(found, "\n".join(f"{name:<8} {text}" for name, text in found.items()))
 
 
 @command
@@ -46,7 +40,7 @@ def pretrain(
     config: PretrainConfig, workdir: Folder | None = None, *, dry_run: bool = False,
     device: Annotated[str | None, "NAME"] = None,
     devices: Annotated[int | None, "N"] = None,
-    mfu: Annotated[float | None, "SHARE"] = None,
+    mfu: Annotated[float, "SHARE"] = 1.0,
     stop: StopSignal | None = None, bars: Bars = silent,
 ) -> Result:  # fmt: skip
     """Pre-trains with MLM and NSP; run it again to resume.
@@ -60,7 +54,7 @@ def pretrain(
       dry_run: start nothing and write nothing: print sizes, FLOPs, tokens, memory, hours and checkpoints of the run
       device: dry_run: the device, such as v5e or h100; default: this one
       devices: dry_run: number of devices; default: those here, or 1
-      mfu: dry_run: model FLOPs utilization, for the hours; default: 1.0
+      mfu: dry_run: model FLOPs utilization, for the hours
 
     Examples:
       bert-jax pretrain --config=bert_base --workdir=runs/base --config.data.path=data
@@ -70,16 +64,13 @@ def pretrain(
       bert-jax pretrain --config=continue --workdir=runs/domain --config.init=imported --config.data.path=data
     """
     if dry_run:
-        from bert_jax.ahead_of_time import dry_run as planning
+        from bert_jax.ahead_of_time.dry_run import plan_run
         from bert_jax.ahead_of_time.text import render
 
-        plan = planning.plan_run(
-            config, workdir=workdir, device=device, devices=devices, mfu=1.0 if mfu is None else mfu
-        )
+        plan = plan_run(config, workdir=workdir, device=device, devices=devices, mfu=mfu)
         return Result(plan, render(plan))
-    for name, value in {"device": device, "devices": devices, "mfu": mfu}.items():
-        if value is not None:
-            raise InputError(f"{name}={value}: expected only with dry_run; a run uses the devices of the machine")
+    if device or devices is not None or mfu != 1:
+        raise InputError("device, devices, mfu: expected only with dry_run; a run uses the devices of the machine")
     if workdir is None:
         raise InputError("workdir: required to train; expected a folder, such as runs/tiny")
     from bert_jax.training import pretrain as training
@@ -89,10 +80,7 @@ def pretrain(
 
 
 @command
-def finetune(
-    config: FinetuneConfig, workdir: Folder, *, strict: bool = False, stop: StopSignal | None = None,
-    bars: Bars = silent,
-) -> Result:  # fmt: skip
+def finetune(config: FinetuneConfig, workdir: Folder, *, stop: StopSignal | None = None, bars: Bars = silent) -> Result:
     """Fine-tunes a checkpoint on a task and scores it; run it again to resume.
 
     Reads: a config, a checkpoint and the files of a task
@@ -101,8 +89,6 @@ def finetune(
     Args:
       config: finetune/glue:sst2, finetune/text, or a file; --config.KEY=VALUE overrides its keys
       workdir: checkpoints, metrics, scores and predictions
-      strict: fail on a bad row instead of skipping it
-
     Examples:
       bert-jax finetune --config=finetune/glue:sst2 --workdir=runs/sst2 --config.init=runs/base
         --config.data.path=glue/SST-2
@@ -111,7 +97,6 @@ def finetune(
     """
     from bert_jax.finetuning import finetune as training
 
-    config = with_values(config, {"data.strict": True} if strict else {})
     return Result(training.finetune(config, workdir, stop=stop, bars=bars))
 
 
@@ -203,12 +188,11 @@ def configs(config: Annotated[str, "NAME|FILE.py[:ARG]"] | None = None, /) -> Re
       bert-jax configs bert_tiny
     """
     if config is None:
-        found = config_listing.summaries()
-        width = max(map(len, found))
-        return Result(found, "\n".join(f"{name:<{width}}  {text}" for name, text in found.items()))
+        found = {name: config_listing.docstring(name).partition("\n")[0] for name in config_listing.config_files()}
+        return Result(found, "\n".join(f"{name:<21}  {text}" for name, text in found.items()))
     from bert_jax.config import load_config
 
-    loaded = load_config(config, kind=config_listing.CONFIG_TYPES[config_listing.kind_of(config)])
+    loaded = load_config(config, kind=config_listing.type_of(config))
     comments = config_listing.key_comments(type(loaded))
     keys = {key: {"value": value, "comment": comments.get(key, "")} for key, value in flatten(loaded)}
     lines = [f"{key} = {of['value']!r}  # {of['comment']}" for key, of in keys.items()]

@@ -5,10 +5,8 @@ programs of different accelerators and CPUs apart. Whoever can write to the cach
 user's own cache is private.
 """
 
-import errno
 import logging
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -62,22 +60,14 @@ def _folder(setting: str, workdir: epath.Path) -> str | None:
     """Returns the cache's folder, which exists if it is local, or None."""
     if setting == NONE:
         return None
-    if setting != AUTO or remote.is_remote(workdir):
-        folder = workdir / FOLDER if setting == AUTO else remote.absolute(setting)
-        if remote.is_remote(folder):
-            return str(folder)
-    else:
-        folder = epath.Path(remote.cache_folder()) / FOLDER
+    own = epath.Path(remote.cache_folder()) / FOLDER
+    folder = remote.absolute(setting) if setting != AUTO else workdir / FOLDER if remote.is_remote(workdir) else own
     try:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-        status = os.stat(folder)
-        if setting == AUTO and (status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-            mode = f"owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):o}"
-            raise PermissionError(errno.EPERM, f"another user may write to it ({mode})")
+        if not remote.is_remote(folder):
+            os.makedirs(folder, mode=0o700, exist_ok=True)
     except OSError as error:
         if setting != AUTO:
             raise InputError(f"compilation_cache={setting}: cannot be a folder ({error.strerror})") from error
-        reason = f"compiled programs are not kept there: {error.strerror}"
-        log.warning("%s: %s; set compilation_cache to a folder", folder, reason)
+        log.warning("%s: compiled programs are not kept there (%s); set compilation_cache", folder, error.strerror)
         return None
     return str(folder)

@@ -26,21 +26,14 @@ _FAILURE = "bert_jax/failure"
 
 
 def _is_one_of_several(environment: Mapping[str, str]) -> bool:
-    """Returns whether a launcher that JAX supports has started several processes."""
-    tasks_text = environment.get("SLURM_NTASKS", "1")
-    if not re.fullmatch("[0-9]{1,9}", tasks_text):
-        raise InputError(f"SLURM_NTASKS={tasks_text}: expected a number, such as 1; unset it outside of Slurm")
-    tasks = int(tasks_text)
-    is_slurm = tasks > 1 and "SLURM_PROCID" in environment
+    """Returns whether Slurm, Cloud TPU or GKE has started several processes."""
+    is_slurm = environment.get("SLURM_NTASKS", "1") != "1" and "SLURM_PROCID" in environment
     if is_slurm and "SLURM_STEP_NODELIST" not in environment:  # in a batch script, which Slurm starts once
+        tasks = environment["SLURM_NTASKS"]
         hint = f"use srun, or --ntasks=1 --cpus-per-task={tasks} for one process with as many cores"
         raise InputError(f"SLURM_NTASKS={tasks}: a batch script is one process; {hint}")
-    is_mpi = environment.get("OMPI_COMM_WORLD_SIZE", "1") != "1"
-    if is_mpi and "OMPI_MCA_orte_hnp_uri" not in environment:
-        hint = "set it to HOST:PORT of process 0, such as node0:12345"
-        raise InputError(f"JAX_COORDINATOR_ADDRESS: Open MPI 5 does not tell the address of process 0; {hint}")
     is_pod = "," in environment.get("TPU_WORKER_HOSTNAMES", "") or "MEGASCALE_COORDINATOR_ADDRESS" in environment
-    return is_slurm or is_mpi or is_pod
+    return is_slurm or is_pod
 
 
 def _sees_tpus(environment: Mapping[str, str]) -> bool:
@@ -57,7 +50,7 @@ def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[No
     other, up to a day: process 0 may have to upload metrics.
 
     The variables `JAX_COORDINATOR_ADDRESS` (HOST:PORT), `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID` come first. Slurm,
-    Open MPI, Cloud TPU and GKE are recognized by their variables, from which JAX reads the rest.
+    Cloud TPU and GKE are recognized by their variables, from which JAX reads the rest.
 
     Raises InputError if only some of the three variables are set or one is invalid, and BertJaxError if the other
     processes do not connect.
@@ -132,9 +125,8 @@ def _join(environment: Mapping[str, str]) -> None:
             return
         reason = str(error).strip().split("\n")[0]
         raise BertJaxError(f"the processes of the run could not connect: {reason}") from error
-    tasks_here = environment.get("SLURM_STEP_TASKS_PER_NODE", environment.get("OMPI_COMM_WORLD_LOCAL_SIZE", ""))
-    if re.fullmatch(r"1(\(x\d+\))?", tasks_here) and "JAX_LOCAL_DEVICE_IDS" not in environment:
-        # JAX takes one GPU for each process of a launcher.
+    is_alone = re.fullmatch(r"1(\(x\d+\))?", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    if is_alone and "JAX_LOCAL_DEVICE_IDS" not in environment:  # JAX takes one GPU for each process of Slurm
         jax.config.update("jax_cuda_visible_devices", "all")
     if joined() and jax.default_backend() == "cpu":
         # XLA:CPU (jaxlib 0.10.2) forgets the order of independent collectives in a program that comes from JAX's cache,
@@ -144,17 +136,14 @@ def _join(environment: Mapping[str, str]) -> None:
 
 def _plain_options(environment: Mapping[str, str]) -> dict[str, Any]:
     """Returns the options of `jax.distributed.initialize` in the three variables, none if all are unset."""
-    given = {name: environment[name] for name in _PLAIN if name in environment}
-    if "JAX_COORDINATOR_ADDRESS" in given and environment.get("OMPI_COMM_WORLD_SIZE", "1") != "1":
-        ranks = {"JAX_NUM_PROCESSES": "OMPI_COMM_WORLD_SIZE", "JAX_PROCESS_ID": "OMPI_COMM_WORLD_RANK"}
-        given = {name: environment[rank] for name, rank in ranks.items()} | given
-    if not given:
+    values = [environment.get(name, "") for name in _PLAIN]
+    if not any(values):
         return {}
-    address, count, number = (given.get(name, "") for name in _PLAIN)
-    if re.fullmatch(r".+:\d{1,5} \d{1,9} \d{1,9}", f"{address} {count} {number}") and int(number) < int(count):
+    address, count, number = values
+    if re.fullmatch(r".+:\d{1,5} \d{1,9} \d{1,9}", " ".join(values)) and int(number) < int(count):
         return {"coordinator_address": address, "num_processes": int(count), "process_id": int(number)}
-    values = " ".join(f"{name}={given.get(name, '')}" for name in _PLAIN)
-    raise InputError(f"{values}: expected HOST:PORT of process 0, a count and a number below it; or set none of them")
+    given = " ".join(f"{name}={value}" for name, value in zip(_PLAIN, values, strict=True))
+    raise InputError(f"{given}: expected HOST:PORT of process 0, a count and a number below it; or set none of them")
 
 
 def joined() -> tuple[int, int] | None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from bert_jax.config_keys import StudyRow, StudyTask
-from bert_jax.config_listing import CONFIG_TYPES, key_comments, kind_of
+from bert_jax.config_listing import key_comments, type_of
 from bert_jax.finetuning.run import CHANGEABLE
 from bert_jax.sections import flatten
 from bert_jax.training import phases, run
@@ -44,7 +44,7 @@ def keys(config: str) -> list[Key]:
 
     Raises ValueError for a key without a comment.
     """
-    kind = CONFIG_TYPES[kind_of(config)]
+    kind = type_of(config)
     comments = key_comments(kind)
     order = {key: number for number, key in enumerate(comments)}
     found = []

@@ -11,7 +11,7 @@ from generators import write_pages
 from support import doc_pages
 
 from bert_jax import cli
-from bert_jax.config_listing import CONFIG_TYPES, kind_of
+from bert_jax.config_listing import type_of
 from bert_jax.sections import flatten
 
 
@@ -33,7 +33,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_config_key_is_on_the_page_with_default_and_meaning(generated: Path, page: str, config: str):
     rows = re.findall(r"^\| \[`([\w.]+)`\]\S* \| `(.*?)` \| (\w+) \| (.*?) \|", (generated / page).read_text(), re.M)
     found = {name: (default, kind, meaning) for name, default, kind, meaning in rows}
-    for key, value in flatten(CONFIG_TYPES[kind_of(config)]()):
+    for key, value in flatten(type_of(config)()):
         if key.startswith("pretraining."):
             continue
         default, kind, meaning = found.pop(key)

@@ -1,7 +1,6 @@
 """The compilation cache: where it is, who may use it, and that a second run reads it."""
 
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -80,21 +79,14 @@ def test_a_folder_of_ones_own_or_none(no_cache, tmp_path: Path):
     assert not (tmp_path / "inner").exists()
 
 
-def test_a_cache_that_others_can_write_to_is_not_used(
+def test_a_cache_that_cannot_be_made_is_none(
     no_cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path))
-    with kept_programs("auto", epath.Path(tmp_path / "run")):
-        folder = Path(jax.config.values["jax_compilation_cache_dir"])
-    folder.chmod(0o777)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "file"))
     with caplog.at_level(logging.WARNING), kept_programs("auto", epath.Path(tmp_path / "run")):
         assert jax.config.values["jax_compilation_cache_dir"] is None
-    assert str(folder) in caplog.text
-    assert "777" in caplog.text
-    folder.chmod(0o700)
-    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
-    with kept_programs("auto", epath.Path(tmp_path / "run")):
-        assert jax.config.values["jax_compilation_cache_dir"] is None
+    assert str(tmp_path / "file") in caplog.text
 
 
 @pytest.mark.long

@@ -162,7 +162,7 @@ def test_what_cannot_be_is_said_before_any_run(override: tuple[str, str], messag
         ('"checkpoint": "base"', '"tasks": ["QNLI"]', "row 'released': tasks.*'QNLI'.*topic"),
         ('"checkpoint": "base"', '"checkpoint": "tiny"', "row 'released': checkpoint='tiny'.*base, large"),
         ('"name": "LTR"', '"name": "+"', r"rows\.1\.name=\+: "),
-        ('"paper": {"topic": 77.5}', '"paper": {"topic": None}', r"rows\.1\.paper=\{'topic': None\}"),
+        ('"paper": {"topic": 77.5}', '"paper": {"topic": None}', r"rows\.1\.paper\.topic=None"),
         ('"name": "topic",', '"name": "topic", "columns": ("dev/f1",),', r"tasks\.0\.columns=\("),
         ('"name": "topic",', '"name": "topic", "scale": "x",', r"tasks\.0\.scale=x"),
         ('"config": "finetune/text",', '"columns": {"topic": "x"},', r"tasks\.0\.config="),

@@ -12,7 +12,7 @@ from typing import Any
 
 from bert_jax import cli
 from bert_jax.config import FinetuneConfig, load_config
-from bert_jax.config_listing import CONFIG_TYPES, kind_of
+from bert_jax.config_listing import type_of
 from bert_jax.errors import InputError
 from bert_jax.sections import flatten
 
@@ -114,7 +114,7 @@ def read_config(command: str, config: str, pairs: Sequence[tuple[str, str]]) -> 
         finetuning = [(key.removeprefix(_FINETUNING), text) for key, text in pairs if key.startswith(_FINETUNING)]
         load_config("finetune/default", finetuning, kind=FinetuneConfig)
         pairs = [(key, text) for key, text in pairs if not key.startswith(_FINETUNING)]
-    return load_config(config, pairs, kind=CONFIG_TYPES[kind_of(KEYS_OF[command])])
+    return load_config(config, pairs, kind=type_of(KEYS_OF[command]))
 
 
 def cheap(words: Sequence[str]) -> list[str]:

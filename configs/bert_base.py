@@ -1,0 +1,9 @@
+"""BERT-BASE: the same as `bert:base`, whose file has its records."""
+
+from ml_collections import ConfigDict
+
+from bert_jax.configs import bert
+
+
+def get_config() -> ConfigDict:
+    return bert.get_config("base")
