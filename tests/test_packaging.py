@@ -130,6 +130,5 @@ def test_an_installed_wheel_trains_from_an_empty_folder(installed: Path, tmp_pat
     assert Path(place).is_relative_to(installed.parent)
     assert shape == [2, 32]
     (entry,) = json.loads((tmp_path / "run" / "provenance.json").read_text())["runs"]
-    assert entry["command"].startswith("bert-jax pretrain --config=bert_tiny")
     assert "commit" not in entry["software"]
     assert os.listdir(tmp_path / "data")

@@ -1,8 +1,7 @@
 """Atomic writes and copies of files and folders, on a local disk or in an object store; see `remote.py`.
 
-A file is written beside its target, as .NAME.partial, and renamed when it is complete; a folder as .NAME.partial-XXXX.
-What a killed process left is deleted by the next write of the same output. A file has one writer. A store creates an
-object with the last byte of its upload.
+A file or folder is written beside its target, as .NAME.partial-XXXX, and renamed when it is complete. The next write of
+a folder deletes what a killed process left. A store creates an object with the last byte of its upload.
 
 A JSON file that this package writes has a `format_version`; a newer one is refused with the way out.
 """
@@ -46,54 +45,42 @@ def check_file_output(output: str) -> None:
 
 
 @contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Context manager for an atomic write: yields a file that becomes `path` when the block exits without an error.
+def whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Context manager for an atomic write: yields a local path whose file becomes `path` at the end of the block.
 
-    After an error, `path` is unchanged. A remote file is written to the local disk and uploaded. Pipes and devices,
-    such as /dev/stdout, are appended to directly. Raises as `store_errors` does.
+    After an error, `path` is unchanged. Several processes may write it. A remote file is uploaded from the local disk.
+    Raises as `store_errors` does.
     """
     if is_remote(path):
-        with tempfile.TemporaryFile(prefix="bert-jax-") as file:
-            yield file
-            file.seek(0)
+        with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
+            local = Path(folder) / "file"
+            yield local
             store, name = store_of(path)
-            with store_errors(path), store.open(name, "wb") as uploaded:
+            with open(local, "rb") as file, store_errors(path), store.open(name, "wb") as uploaded:
                 shutil.copyfileobj(file, uploaded, 1 << 20)
         return
+    final = Path(os.path.realpath(path))  # a symbolic link is kept
+    partial = final.with_name(f".{final.name}.partial-{os.urandom(4).hex()}")
+    try:
+        with store_errors(path):
+            yield partial
+            with open(partial, "rb") as file:
+                os.fsync(file.fileno())
+            os.replace(partial, final)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Yields a file that becomes `path`, as `whole_path`. Pipes and devices are appended to directly."""
     if os.fspath(path).startswith("/dev/") or (os.path.exists(path) and not os.path.isfile(path)):
         # A file opened again would have an offset of its own, and what is printed would overwrite its rows.
         with store_errors(path), open(os.dup(1) if os.fspath(path) == "/dev/stdout" else path, "ab") as device:
             yield device
         return
-    final = Path(os.path.realpath(path))  # a symbolic link is kept
-    partial = final.with_name(f".{final.name}.partial")
-    try:
-        with store_errors(path), open(partial, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, final)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-@contextmanager
-def whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yields a local path whose file becomes `path`, as `whole_file`; several processes may write `path`."""
-    if is_remote(path):
-        with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
-            yield Path(folder) / "file"
-            place(Path(folder) / "file", parse_path(path))
-        return
-    partial = Path(f"{os.fspath(path)}.partial-{os.urandom(4).hex()}")
-    try:
-        yield partial
-        with open(partial, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_path(path) as partial, open(partial, "wb") as file:
+        yield file
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes) -> None:
@@ -108,12 +95,6 @@ def read_whole(path: epath.Path) -> bytes:
     with store_errors(path):
         content: bytes = store.cat_file(name) if is_remote(path) else path.read_bytes()
     return content
-
-
-def place(source: str | os.PathLike[str], target: epath.Path) -> None:
-    """Copies a local file to `target` atomically."""
-    with open(source, "rb") as file, whole_file(target) as copy:
-        shutil.copyfileobj(file, copy, 1 << 20)
 
 
 def new_folder(output: str) -> epath.Path:

@@ -1,4 +1,4 @@
-"""Provenance records: the software, command, inputs and devices that made a folder.
+"""Provenance records: the software, inputs and devices that made a folder.
 
 `provenance.json` is in a dataset, a workdir of a run and an export:
 
@@ -8,23 +8,20 @@ Each run that wrote to the folder appended one entry, so a resumed run has sever
 run that wrote it, in the item `provenance`. An entry has these keys; those that do not apply are absent:
 
 time        the start of the run, in UTC: "2026-11-22T23:50:00Z"
-command     the command line, without secrets
 software    `bert_jax` (version), `commit` if bert_jax runs from a clone of its repository, `python`, and the version of
             each installed package of `PACKAGES`
 devices     of a run of a model: `platform`, `kind`, `count`, `processes`
 inputs      the dataset's or checkpoint's path with its hash or digest, files with size; see the writers
 start_step  of a training run: the steps done when it started or resumed
 
-Values that look like secrets are replaced by "***", see `redact`. A search reads the digest of the parameters that
-its trials started from, and an export that of its checkpoint.
+A search reads the digest of the parameters that its trials started from. The command line is not recorded: it may have
+secrets, and the settings are in the config of a run and in the record of a dataset.
 """
 
 import functools
 import platform
-import re
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from importlib import metadata
@@ -40,20 +37,12 @@ from bert_jax.version import __version__
 FILE = "provenance.json"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "tokenizers", "libtpu")
 
-_NAME = r"(?:key|(?<!mask_)(?<!keep_)(?<!random_)token|secret|passw(?:or)?d|credentials?|signature|sig)(?:_id)?"
-_SECRETS = re.compile(
-    r"(://)[^/\s@]+(?=@)"  # user and password of an address
-    rf"|([\w.?&;-]*{_NAME}=|--[\w.-]*{_NAME}\s+)[^\s&;]+"  # NAME=value, --NAME value
-    r"|\b(?:hf_|gh[pousr]_|github_pat_|sk-|xox[abp]-|AKIA|ya29\.)[\w.-]{12,}",
-    re.IGNORECASE,
-)
-
 
 def record(inputs: Mapping[str, Any], **values: Any) -> dict[str, Any]:
     """Returns an entry for the present process. `inputs` and `values` are JSON; None values are dropped."""
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    entry = {"time": utc(time.time()), "command": command, "software": software(), **values, "inputs": inputs}
-    return {name: redact(value) for name, value in entry.items() if value is not None}
+    started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    entry = {"time": started, "software": software(), **values, "inputs": inputs}
+    return {name: value for name, value in entry.items() if value is not None}
 
 
 def append(folder: epath.Path, entry: Mapping[str, Any]) -> None:
@@ -61,11 +50,6 @@ def append(folder: epath.Path, entry: Mapping[str, Any]) -> None:
     path = folder / FILE
     entries = read_json(path)["runs"] if remote.exists(path) else []
     write_json(path, {"format_version": 1, "runs": [*entries, entry]})
-
-
-def utc(seconds: float) -> str:
-    """Returns seconds since 1970 as an ISO 8601 time in UTC."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
 @functools.cache
@@ -85,18 +69,3 @@ def git_commit(clone: Path) -> dict[str, str]:
     except (OSError, subprocess.SubprocessError):
         return {}
     return {"commit": done.stdout.strip()}
-
-
-def redact(value: Any) -> Any:
-    """Replaces secrets in the texts of a JSON value by "***".
-
-    Secrets are the user and password of an address, the value after a name that ends in key, token, secret, password,
-    credentials or signature (NAME=value, --NAME value), and tokens with a known prefix such as `hf_`. The config keys
-    `mask_token`, `keep_token` and `random_token` are none.
-    """
-    if isinstance(value, Mapping):
-        return {name: redact(entry) for name, entry in value.items()}
-    if isinstance(value, str):
-        value = value.encode("utf-8", "backslashreplace").decode()  # a path may have bytes that are not UTF-8
-        return _SECRETS.sub(lambda match: f"{match[1] or match[2] or ''}***", value)
-    return [redact(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -85,10 +85,8 @@ def store_errors(path: str | os.PathLike[str]) -> Iterator[None]:
                 error.filename = os.fspath(path)
             raise
         words = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        if isinstance(error, (FileNotFoundError, ValueError)):
-            raise InputError(f"{os.fspath(path)}: not found, or no valid name ({words})") from error
-        if isinstance(error, PermissionError) or _DENIED.search(words):
-            raise InputError(f"{os.fspath(path)}: access denied; check your credentials ({words})") from error
+        if isinstance(error, (FileNotFoundError, ValueError, PermissionError)) or _DENIED.search(words):
+            raise InputError(f"{os.fspath(path)}: not found, or access denied; check both ({words})") from error
         raise BertJaxError(f"{os.fspath(path)}: the store failed ({words}); run the command again") from error
 
 

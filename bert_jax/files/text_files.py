@@ -50,8 +50,6 @@ def text_format(path: str) -> str:
         return named
     with _named(path), open_text(path) as file:
         head = file.read(_HEAD_BYTES).removeprefix(_BYTE_ORDER_MARK)
-    if head.startswith(b"version https://git-lfs"):
-        raise InputError(f"{path}: a pointer of Git LFS, without the file; run: git lfs pull")
     if b"\0" in head:
         raise InputError(
             f"{path}: not text in UTF-8 (byte 0x00 at offset {head.index(0)}); name compressed files "
@@ -104,22 +102,14 @@ def lines_from(path: str, start: int, end: int | None) -> Iterator[tuple[int, by
             offset += len(line)
 
 
-def locate(path: str, position: int | str) -> str:
-    """Returns a location for messages: "PATH:LINE" for a byte offset, "PATH: POSITION" for text such as "row 3".
-
-    Slow for an offset: reads the file up to it.
-    """
-    return f"{path}: {position}" if isinstance(position, str) else f"{path}:{line_number(path, position)}"
-
-
-def line_number(path: str, offset: int) -> int:
-    """Returns the number, from 1, of the line that begins at `offset`. Slow, for messages: reads the file up to it."""
+def locate(path: str, offset: int) -> str:
+    """Returns "PATH:LINE" of the line that begins at `offset`. Slow, for messages: reads the file up to it."""
     number = 1
     with _named(path), open_text(path) as file:
         while offset > 0 and (block := file.read(min(offset, 1 << 20))):
             number += block.count(b"\n")
             offset -= len(block)
-    return number
+    return f"{path}:{number}"
 
 
 @dataclass

@@ -1,8 +1,7 @@
-"""Provenance records: their keys, the commit of a clone, entries of resumed runs, and secrets."""
+"""Provenance records: their keys, the commit of a clone, and entries of resumed runs."""
 
 import json
 import re
-import shlex
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
@@ -15,11 +14,9 @@ from bert_jax.errors import InputError
 from bert_jax.files import provenance
 
 
-def test_an_entry_has_time_software_and_inputs(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sys.argv", ["/usr/bin/bert-jax", "pretrain", "--workdir=my runs/a"])
+def test_an_entry_has_time_software_and_inputs():
     entry = provenance.record({"datasets": [{"path": "data", "hash": "0a"}]}, start_step=3)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", entry["time"])
-    assert entry["command"] == "bert-jax pretrain '--workdir=my runs/a'"
     assert entry["software"]["bert_jax"] == bert_jax.__version__
     assert {name: entry["software"][name] for name in ("jax", "jaxlib", "flax", "optax", "numpy")} == {
         name: version(name) for name in ("jax", "jaxlib", "flax", "optax", "numpy")
@@ -53,22 +50,3 @@ def test_a_resumed_run_appends_an_entry(tmp_path: Path):
     (tmp_path / provenance.FILE).write_text("{")
     with pytest.raises(InputError, match=provenance.FILE):
         provenance.append(folder, {"start_step": 2})
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--aws_secret_access_key=abc"], ["--aws_secret_access_key=***"]),
-        (["--api-key", "abc", "--next"], ["--api-key", "***", "--next"]),
-        (["HF_TOKEN=abc"], ["HF_TOKEN=***"]),
-        (["--input", "https://me:abc@host/a.txt"], ["--input", "https://***@host/a.txt"]),
-        (["s3://b/a?X-Amz-Signature=abc&part=1"], ["s3://b/a?X-Amz-Signature=***&part=1"]),
-        (["hf_abcabcabcabcabcabc"], ["***"]),
-        (["--config.objective.mask_token=0.8"], ["--config.objective.mask_token=0.8"]),
-        (["--text", "key", "--seed", "1"], ["--text", "key", "--seed", "1"]),
-        (["gs://bucket/a@b", "keys.txt"], ["gs://bucket/a@b", "keys.txt"]),
-    ],
-)
-def test_secrets_are_not_recorded(words: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sys.argv", ["bert-jax", *words])
-    assert shlex.split(provenance.record({})["command"]) == ["bert-jax", *expected]

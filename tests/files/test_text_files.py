@@ -12,7 +12,7 @@ import zstandard
 from bert_jax.data.corpora.corpus import CorpusOptions, plan, read
 from bert_jax.errors import InputError
 from bert_jax.files import text_files
-from bert_jax.files.text_files import Utf8, decode_line, line_number, lines_from
+from bert_jax.files.text_files import Utf8, decode_line, lines_from, locate
 
 TEXT = "the ship sees the storm .\n\na little wave .\n"
 COMPRESS = {
@@ -38,7 +38,7 @@ def test_lines_from_any_offset(suffix: str, tmp_path: Path):
         if end is not None and not any(start <= offset < end for offset, _ in begins):
             expected = []
         assert list(lines_from(str(path), start, end)) == expected
-    assert [line_number(str(path), offset) for offset, _ in begins] == [1, 2, 3, 4]
+    assert [locate(str(path), offset) for offset, _ in begins] == [f"{path}:{number}" for number in (1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz", ".zst"])

@@ -13,7 +13,7 @@ import bert_jax
 from bert_jax.cli import main
 from bert_jax.training.checkpoints import open_checkpoint
 
-KEYS = {"time", "command", "software", "inputs"}
+KEYS = {"time", "software", "inputs"}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ documents as reading the files sequentially, for any slice size.
 
 | format | recognized by | a slice is a range of | reader |
 | --- | --- | --- | --- |
-| Parquet, Arrow | suffix | row groups, record batches | `record_corpus` |
+| Parquet, Arrow | suffix | row groups of Parquet | `record_corpus` |
 | CSV | suffix | the file | `record_corpus` |
 | TSV | suffix | bytes | `record_corpus` |
 | JSON lines | suffix `.jsonl`, `.ndjson`, `.json`, or a first line such as `{"id":` | bytes | `record_corpus` |
@@ -67,7 +67,7 @@ class Slice:
 
     Attributes:
       path: the file, or "tfds:NAME:SPLIT:FEATURE".
-      start, end: byte offsets, or indices of Parquet row groups, Arrow record batches or a TFDS dataset's examples; 0
+      start, end: byte offsets, or indices of Parquet row groups or a TFDS dataset's examples; 0
         and None for the whole file.
       bytes: the size on disk, for progress bars.
     """

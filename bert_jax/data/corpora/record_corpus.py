@@ -1,8 +1,8 @@
 """Reads documents from records: a line of JSON, or a row of CSV, TSV, Parquet or Arrow, whose text is in one field.
 
 Parquet and Arrow may have token ids in place of text: a row is a list of sentences, which are lists of ids; or one list
-of ids, a document of one sentence. A slice of JSON lines, or of TSV, is a range of bytes, one of a
-Parquet or Arrow file a range of its row groups or record batches. Other files are one slice.
+of ids, a document of one sentence. A slice of JSON lines, or of TSV, is a range of bytes, one of a Parquet file a range
+of its row groups. Other files are one slice.
 """
 
 import itertools
@@ -14,15 +14,7 @@ import numpy as np
 
 from bert_jax.data.options import CorpusOptions
 from bert_jax.errors import InputError
-from bert_jax.files.tables import (
-    BadRow,
-    column_names,
-    column_type,
-    columnar_file,
-    json_rows,
-    separated_rows,
-    separator_of,
-)
+from bert_jax.files.tables import BadRow, column_type, columnar_file, text_rows
 from bert_jax.files.text_files import Utf8, lines_from, locate, named_format
 from bert_jax.text.tokenizer import Tokenizer, token_dtype
 
@@ -54,7 +46,7 @@ def columnar_slices(path: str, kind: str, size: int, slice_bytes: int) -> list[t
 def columnar_texts(
     path: str, kind: str, start: int, end: int | None, options: CorpusOptions, utf8: Utf8
 ) -> Iterator[str]:
-    """Yields the text of each row in the row groups or record batches [start, end) of a Parquet or Arrow file.
+    """Yields the text of each row in the row groups [start, end) of a Parquet file, or of an Arrow file.
 
     A row whose text is null is skipped. Raises InputError for a damaged file, no column `text_field`, or one of another
     type than strings and bytes; or, with the row, for invalid UTF-8.
@@ -69,13 +61,13 @@ def columnar_texts(
         except pa.ArrowNotImplementedError as error:
             problem = f'column "{field}" is of type {found}, expected strings; see --text_field'
             raise InputError(f"{path}: {problem}") from error
-        for where, first, values in file.batches(start, end, field):
+        for first, values in file.batches(start, end, field):
             for row, value in enumerate(values.cast(pa.large_binary()).to_pylist(), first):
                 if value is not None:
                     try:
                         yield utf8.decode(value)
                     except ValueError as error:
-                        raise InputError(f"{path}: {where}{row}: {error}") from error
+                        raise InputError(f"{path}: row {row}: {error}") from error
 
 
 def row_texts(path: str, kind: str, start: int, end: int | None, options: CorpusOptions, utf8: Utf8) -> Iterator[str]:
@@ -84,20 +76,9 @@ def row_texts(path: str, kind: str, start: int, end: int | None, options: Corpus
     A row whose text is null is skipped. Raises InputError, with the line, for a row that is invalid or has no string in
     the field `text_field`.
     """
-    field, quotes = options.text_field, kind == "csv"
-    header = next(lines_from(path, 0, None), (0, b""))[1]
+    field = options.text_field
     lines = itertools.takewhile(lambda line: end is None or line[0] < end, lines_from(path, start, end))
-    rows: Iterable[tuple[int, Mapping[str, Any] | BadRow]]
-    if kind == "json":
-        rows = json_rows(lines, utf8)
-    else:
-        separator = separator_of(kind, header)
-        try:
-            names = column_names(header, separator, utf8, quotes=quotes)
-        except ValueError as error:
-            raise InputError(f"{path}:1: {error}") from error
-        rows = separated_rows(itertools.islice(lines, start == 0, None), separator, names, utf8, quotes=quotes)
-    for offset, row in rows:
+    for offset, row in text_rows(path, kind, lines, utf8, starts=start == 0):
         if isinstance(row, BadRow):
             raise InputError(f"{locate(path, offset)}: {row.problem}")
         text = _lookup(row, field)
@@ -139,7 +120,7 @@ def _missing_field(where: str, field: str, found: Iterable[str], option: str) ->
 
 
 def token_documents(path: str, start: int, end: int | None, column: str, tokenizer: Tokenizer) -> Iterator[list[bytes]]:
-    """Yields the sentences of each document in the row groups or record batches [start, end) of a file.
+    """Yields the sentences of each document in the row groups [start, end) of a Parquet file, or in an Arrow file.
 
     A sentence is its ids as bytes of `token_dtype`; empty sentences and documents are dropped.
 
@@ -155,13 +136,13 @@ def token_documents(path: str, start: int, end: int | None, column: str, tokeniz
     dtype = token_dtype(tokenizer.vocab_size)
     with columnar_file(path, kind) as file:
         has_sentences = _has_sentences(path, column, _type_of(path, file.schema, column, "--ids_field"))
-        for where, first, values in file.batches(start, end, column):
+        for first, values in file.batches(start, end, column):
             for row, document in enumerate(values.to_pylist(), first):
                 sentences = list(filter(None, (document or []) if has_sentences else [document]))
                 if not known.issuperset(itertools.chain.from_iterable(sentences)):
                     token = next(token for token in itertools.chain(*sentences) if token not in known)
                     raise InputError(
-                        f"{path}: {where}{row}: got the id {token}; expected those of --vocab without special tokens"
+                        f"{path}: row {row}: got the id {token}; expected those of --vocab without special tokens"
                     )
                 if sentences:
                     yield [np.array(ids, dtype).tobytes() for ids in sentences]

@@ -51,7 +51,7 @@ def test_rows_are_documents_whatever_the_slices(kind, tmp_path):
     for slice_bytes in (1, size // 3, size):
         assert documents(path, slice_bytes) == expected
     counts = [len(plan([str(path)], CorpusOptions(), slice_bytes)) for slice_bytes in (1, size // 3, size)]
-    assert counts == ([1, 1, 1] if kind == "stream" else [13, 3, 1])
+    assert counts == ([13, 3, 1] if kind == "parquet" else [1, 1, 1])
 
 
 def test_memory_holds_no_row_group(tmp_path):
