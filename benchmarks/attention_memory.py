@@ -19,10 +19,11 @@ from pathlib import Path
 
 from record import Record, add_json_argument
 
-from bert_jax.ahead_of_time.compiled_step import compile_step, open_target, plans
+from bert_jax.ahead_of_time.compiled_step import compile_step, open_target
 from bert_jax.config import load_config
 from bert_jax.model import BertConfig
 from bert_jax.tracking.throughput import training_flops
+from bert_jax.training.phases import plan_phases
 
 GIB = 1 << 30
 PREDICTIONS = {128: 20, 512: 76}
@@ -70,7 +71,7 @@ def measure_memory(topology: str, seq_len: int, rows: int, attention: str, remat
         "attention": attention, "remat": remat, "data.max_predictions": PREDICTIONS[seq_len],
     }  # fmt: skip
     config = load_config("bert_large", [(key, str(value)) for key, value in overrides.items()])
-    step = compile_step(target, plans(config, None)[0])
+    step = compile_step(target, plan_phases(config)[0])
     row = {
         **dict(zip(CASE, (topology, seq_len, rows, attention, remat), strict=True)),
         "peak_gib": step["peak_bytes"] / GIB, "usable_gib": target.hbm_bytes / GIB,

@@ -13,8 +13,9 @@ from typing import Any
 
 from record import Record, add_json_argument
 
-from bert_jax.ahead_of_time.compiled_step import compile_step, open_target, plans
+from bert_jax.ahead_of_time.compiled_step import compile_step, open_target
 from bert_jax.config import load_config
+from bert_jax.training.phases import plan_phases
 
 GIB, MIB = 1 << 30, 1 << 20
 VARIANT = "shard_map"
@@ -52,7 +53,7 @@ def measure(case: str) -> dict[str, Any]:
     """Compiles a case; returns its row, with the collectives of a step on one chip."""
     topology, name, overrides = CASES[case]
     target = open_target(topology)
-    plan = plans(load_config(name, [(key, str(value)) for key, value in overrides.items()]), 0)[0]
+    plan = plan_phases(load_config(name, [(key, str(value)) for key, value in overrides.items()]))[0]
     found = compile_step(target, plan, profile=True)
     estimate = found["estimate"]
     row = {

@@ -148,18 +148,13 @@ def compile_phases(
     """
     config = fill_in_from_checkpoint(config)
     target = open_target(topology, slices)
-    for plan in plans(config, phase):
+    check_config(config, config.total_steps)
+    plans = plan_phases(config)
+    if phase is not None and not 0 <= phase < len(plans):
+        raise InputError(f"phase={phase}: expected 0 to {len(plans) - 1}")
+    for plan in plans if phase is None else [plans[phase]]:
         log.info("Compiling steps %d-%d for %s", plan.start + 1, plan.stop, target.topology)
         yield compile_step(target, plan, profile=profile)
-
-
-def plans(config: PretrainConfig, phase: int | None = None) -> list[Plan]:
-    """Returns the phases of a run to compile: all, or the given one. InputError if there is no such phase."""
-    check_config(config, config.total_steps)
-    phases = plan_phases(config)
-    if phase is not None and not 0 <= phase < len(phases):
-        raise InputError(f"phase={phase}: expected 0 to {len(phases) - 1}")
-    return phases if phase is None else [phases[phase]]
 
 
 def compile_step(target: Target, plan: Plan, *, profile: bool = False) -> dict[str, Any]:
@@ -205,10 +200,10 @@ def compile_step(target: Target, plan: Plan, *, profile: bool = False) -> dict[s
             program = compiled.as_text() or ""
     hbm, problem = target.hbm_bytes, None
     if hbm and peak > hbm:
-        needed, usable = peak / (1 << 30), hbm / (1 << 30)
+        excess = (peak - hbm) / (1 << 30)
         problem = (
-            f"steps {plan.start + 1}-{plan.stop}: need {needed:.2f} GiB per device, which has {usable:.2f} GiB, "
-            f"{needed - usable:.2f} GiB too little; use more devices, or set remat=attention, gradient_accumulation="
+            f"steps {plan.start + 1}-{plan.stop}: need {excess:.2f} GiB more per device than the "
+            f"{hbm / (1 << 30):.2f} GiB that it has; use more devices, or set remat=attention, gradient_accumulation="
             f"{2 * microbatches}, remat=full, mesh.zero1=True, or mesh.fsdp=-1 and mesh.data=1"
         )
     model_flops = rows * training_flops(model, seq_len, predictions, sequences)
@@ -231,7 +226,7 @@ def compile_step(target: Target, plan: Plan, *, profile: bool = False) -> dict[s
         "hbm_bytes": hbm,
         "hbm_share": peak / hbm if hbm else None,
         "model_flops": model_flops,
-        "collectives": [asdict(c) for c in read_collectives(program, mesh.shape, target.slices)] if program else None,
+        "collectives": [asdict(c) for c in read_collectives(program, devices, target.slices)] if program else None,
         "estimate": estimate_time(program, target.devices[0].device_kind, model_flops / devices, profile=profile),
         "problem": problem,
     }

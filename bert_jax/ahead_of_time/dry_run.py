@@ -74,8 +74,7 @@ def plan_run(
     )
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     keys = config.checkpoint
-    every = range(0, config.total_steps + 1, keys.milestone_every_steps or config.total_steps + 1)
-    milestones = {*keys.milestones, *(every if keys.milestone_every_steps else ())}
+    milestones = {step for step in range(config.total_steps + 1) if keys.is_milestone(step)}
     regular = {*range(0, config.total_steps + 1, keys.every_steps), *(phase["last_step"] for phase in phases)} - {0}
     kept = len({*sorted(regular | milestones)[-keys.keep :], *milestones})
     peak, start = peak_flops(kind), resumed or 0

@@ -1,19 +1,16 @@
 """Parses the collectives and estimated times of a compiled step from the text of its program (HLO).
 
 A program is a set of computations; a loop's body runs once per iteration. XLA writes the groups of devices of a
-collective in three notations, from each of which follow the axes of the mesh that it runs along.
+collective in three notations.
 """
 
 import collections
 import math
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from bert_jax.parallel.mesh import between_slices
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute", "collective-broadcast")
 
@@ -22,7 +19,6 @@ _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?[\w.\-]+ = (\([^=]*\)|\S+) ({'|'.jo
 _CALLED = re.compile(r"(?:calls|to_apply|\w+_computations?)=(\{[^}]*\}|%?[\w.\-]+)")
 _WHILE = re.compile(r" while\(.*?condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _SENT = re.compile(r" = \((.*?), u32\[\].* send\(.*_xla_megascale_transfer_type=\"(\w+)\"")
-_IOTA = r"\(?\[([\d,]+)\](?:T\(([\d,]+)\))?"
 _CONTROL = re.compile(r"while|body|cond|scan|branch_\d+_fun|\w+_call|checkpoint|rematted_computation|shard_map")
 """Names in the path of an operation that are no module's."""
 _ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
@@ -30,11 +26,10 @@ _ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 
 @dataclass(frozen=True)
 class Collective:
-    """Collectives of one kind along the same axes of the mesh, in the same loops and type.
+    """Collectives of one kind between as many devices, in the same loops and type.
 
     Attributes:
       kind: one of `KINDS`.
-      axes: the mesh axes that the collectives run along; None if the groups do not match any axes.
       dtype: in XLA's notation: f32, bf16.
       loops: depth of loop nesting.
       devices: number of devices in a group.
@@ -47,7 +42,6 @@ class Collective:
     """
 
     kind: str
-    axes: tuple[str, ...] | None
     dtype: str
     loops: int
     devices: int
@@ -58,14 +52,11 @@ class Collective:
     asynchronous: int
 
 
-def read_collectives(program: str, mesh: Mapping[str, int], slices: int = 1) -> list[Collective]:
-    """Returns the collectives of a compiled, partitioned program, the largest first.
+def read_collectives(program: str, devices: int, slices: int = 1) -> list[Collective]:
+    """Returns the collectives of a program that is partitioned over so many devices, the largest first.
 
-    `mesh` has the sizes of the mesh's axes, in order, mapped to `slices` as in `make_mesh`. A collective that is split
-    into a chain of pieces, which overlap with other work, is counted once.
+    A collective that is split into a chain of pieces, which overlap with other work, is counted once.
     """
-    between = dict(zip(mesh, between_slices(mesh, slices), strict=True))
-    within = {axis: size // between[axis] for axis, size in mesh.items()}
     sums: collections.defaultdict[tuple[Any, ...], np.ndarray] = collections.defaultdict(lambda: np.zeros(4, int))
     chains: set[str] = set()
     for line in _lines(program):
@@ -76,19 +67,14 @@ def read_collectives(program: str, mesh: Mapping[str, int], slices: int = 1) -> 
                 chains.add(chain[0])
             is_asynchronous = bool(chain or match[3])
             kind = "reduce-scatter" if line.computation.startswith("all-reduce-scatter") else match[2]
-            members = _members(line.text, math.prod(mesh.values()))
-            # The program is one slice's: what stays in it may count its devices from 0.
-            is_within = members is not None and members.max() < math.prod(within.values())
-            axes, devices = _axes(members, within if is_within else mesh, kind)
-            dtype, size = _size(match[1], match[2], started=bool(match[3]), devices=devices)
-            key = (kind, axes, dtype, line.loops, devices, False)
+            members = _members(line.text, devices)
+            dtype, size = _size(match[1], match[2], started=bool(match[3]), devices=members)
         elif match := _SENT.search(line.text):
-            kind = match[2].lower().replace("_", "-")
+            kind, members, is_asynchronous = match[2].lower().replace("_", "-"), slices, True
             dtype, size = _size(match[1], kind, started=True, devices=1)
-            is_asynchronous = True
-            key = (kind, tuple(axis for axis, n in between.items() if n > 1), dtype, line.loops, slices, True)
         else:
             continue
+        key = (kind, dtype, line.loops, members, match.re is _SENT)
         sums[key] += (1, line.runs, line.runs * size, line.runs * is_asynchronous)
     return sorted((Collective(*key, *numbers.tolist()) for key, numbers in sums.items()), key=lambda one: -one.bytes)
 
@@ -165,7 +151,8 @@ def _lines(program: str) -> list[_Line]:
         runs[name] = before + times, loops
         for text in computations[name]:
             if loop := _WHILE.search(text):
-                trips = _trips(text, computations[loop[1]])
+                known = re.search(r'"known_trip_count":\{"n":"(\d+)"', text)
+                trips = int(known[1]) if known else 1
                 visit(loop[1], times * trips, loops)
                 visit(loop[2], times * trips, loops + 1)
             elif _INSTRUCTION.match(text) is None:  # a collective calls an addition
@@ -175,17 +162,6 @@ def _lines(program: str) -> list[_Line]:
 
     visit(entry, 1, 0)
     return [_Line(name, text, *counts) for name, counts in runs.items() for text in computations[name]]
-
-
-def _trips(loop: str, condition: Sequence[str]) -> int:
-    """Returns the iterations of a loop: XLA's trip count, or else the constant that its counter is compared with.
-
-    The counter starts at 0. Returns 1 if neither is known.
-    """
-    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop):
-        return int(known[1])
-    constants = re.findall(r"= s32\[\]\S* constant\((\d+)\)", "\n".join(condition))
-    return int(constants[0]) if len(constants) == 1 else 1
 
 
 def _size(result: str, kind: str, *, started: bool, devices: int) -> tuple[str, int]:
@@ -201,41 +177,14 @@ def _size(result: str, kind: str, *, started: bool, devices: int) -> tuple[str, 
     return max(arrays, key=lambda array: array[1])[0], total * (devices if kind == "reduce-scatter" else 1)
 
 
-def _members(line: str, devices: int) -> np.ndarray | None:
-    """Returns the devices of each group of a collective [G, n], as indices in the mesh; None in an unknown notation.
-
-    The groups of a permutation are pairs of source and target.
-    """
-    if listed := re.search(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,{} ]*\})\}", line):
-        return np.array([group.split(",") for group in re.findall(r"\{([\d,]+)\}", listed[1])], int)
-    if iota := re.search(rf"replica_groups=\[([\d,]+)\]<={_IOTA}", line):
-        return _places(iota[2], iota[3]).reshape(-1, int(iota[1].split(",")[-1]))
-    if named := re.search(r"replica_groups=mesh\[([^\]]*)\](.*?)\{([^}]*)\}", line):
-        if ":" in named[3]:  # a part of an axis
-            return None
-        axes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
-        order = re.search(_IOTA, named[2])
-        places = _places(order[1], order[2]) if order else np.arange(math.prod(axes.values()))
-        along = [list(axes).index(name) for name in re.findall(r"'(\w+)'", named[3])]
-        grid = np.moveaxis(places.reshape(tuple(axes.values())), along, range(-len(along), 0))
-        return grid.reshape(-1, math.prod(grid.shape[-len(along) :]))
-    return np.arange(devices)[None]
-
-
-def _places(sizes: str, order: str | None) -> np.ndarray:
-    """Returns device indices over axes of these sizes, transposed to `order`."""
-    shape = [int(size) for size in sizes.split(",")]
-    places = np.arange(math.prod(shape)).reshape(shape)
-    return places.transpose([int(axis) for axis in order.split(",")]) if order else places
-
-
-def _axes(members: np.ndarray | None, mesh: Mapping[str, int], kind: str) -> tuple[tuple[str, ...] | None, int]:
-    """Returns the axes along which the members of groups differ, None if unknown, and the number of devices in one."""
-    if members is None:
-        return None, math.prod(mesh.values())
-    places = dict(zip(mesh, np.unravel_index(members, tuple(mesh.values())), strict=True))
-    axes = tuple(axis for axis, place in places.items() if (place != place[:, :1]).any())
-    devices = math.prod(mesh[axis] for axis in axes)
-    if kind != "collective-permute" and devices != members.shape[1]:
-        return None, members.shape[1]
-    return axes, devices
+def _members(line: str, devices: int) -> int:
+    """Returns the number of devices in each group of a collective; a permutation has pairs of source and target."""
+    if listed := re.search(r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}", line):
+        return listed[1].count(",") + 1
+    if iota := re.search(r"replica_groups=\[([\d,]+)\]<=", line):
+        return int(iota[1].split(",")[-1])
+    if named := re.search(r"replica_groups=mesh\[([^\]]*)\].*?\{([^}]*)\}", line):
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", named[1])}
+        parts = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", named[2])  # an axis, or a part of it
+        return math.prod(int(part) if part else sizes[name] for name, part in parts)
+    return devices

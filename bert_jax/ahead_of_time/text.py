@@ -3,14 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_SCALES: dict[str, dict[str, float]] = {
-    "bytes": {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "bytes": 1},
-    "seconds": {"s": 1, "ms": 1e-3, "us": 1e-6},
-    "hours": {"hours": 1, "minutes": 1 / 60, "seconds": 1 / 3600},
-    "share": {"%": 0.01},
-    "mfu": {"%": 0.01},
-}
-"""Units, the largest first, by the last word of a key."""
+_UNITS = {
+    "bytes": ("GiB", 1 << 30), "seconds": ("s", 1), "hours": ("hours", 1), "share": ("%", 0.01), "mfu": ("%", 0.01)
+}  # fmt: skip
+"""Units by the last word of a key."""
 
 
 def render(record: Mapping[str, Any], indent: str = "") -> str:
@@ -18,16 +14,15 @@ def render(record: Mapping[str, Any], indent: str = "") -> str:
 
     Skips keys without a value (None).
     """
-    blocks = {key: value for key, value in record.items() if _is_block(value)}
-    plain = {key: value for key, value in record.items() if value is not None and key not in blocks}
+    plain = {key: value for key, value in record.items() if value is not None and not _is_block(value)}
     width = max(map(len, plain), default=0)
     lines = [f"{indent}{key:<{width}}  {_text(value, key)}" for key, value in plain.items()]
-    for key, value in blocks.items():
-        rows = [value] if isinstance(value, Mapping) else value
-        if rows[0] is value or any(map(_is_block, rows[0].values())):
-            lines += [f"\n{indent}{key}\n{render(row, indent + '  ')}" for row in rows]
-        else:
-            lines += ["", f"{indent}{key}", *_table(rows, f"{indent}  ")]
+    for key, value in record.items():
+        if _is_block(value):
+            rows = [value] if isinstance(value, Mapping) else value
+            is_table = rows is value and not any(map(_is_block, rows[0].values()))
+            parts = _table(rows, f"{indent}  ") if is_table else [render(row, f"{indent}  ") for row in rows]
+            lines += [f"\n{indent}{key}", *parts]
     return "\n".join(lines)
 
 
@@ -37,22 +32,18 @@ def _is_block(value: Any) -> bool:
 
 def _table(rows: Sequence[Mapping[str, Any]], indent: str) -> list[str]:
     texts = [list(rows[0]), *([_text(value, key) for key, value in row.items()] for row in rows)]
-    columns = [
-        [text.rjust(width) if isinstance(value, int | float) else text.ljust(width) for text in column]
-        for column, value in zip(zip(*texts, strict=True), rows[0].values(), strict=True)
-        for width in [max(map(len, column))]
-    ]
-    return [f"{indent}{'  '.join(row)}".rstrip() for row in zip(*columns, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    return [indent + "  ".join(map(str.ljust, row, widths)).rstrip() for row in texts]
 
 
 def _text(value: Any, key: str = "") -> str:
-    if value is None or isinstance(value, bool):
-        return {True: "yes", False: "no", None: "?"}[value]
     if isinstance(value, list | tuple):
         return " ".join(map(_text, value)) or "none"
+    if value is None or isinstance(value, bool):
+        return {True: "yes", False: "no", None: "?"}[value]
     if not isinstance(value, int | float):
         return str(value) or "-"
-    if scales := _SCALES.get(key.rpartition("_")[2]):
-        unit = next((unit for unit, size in scales.items() if value >= size), list(scales)[-1])
-        return f"{value / scales[unit]:,.2f} {unit}"
-    return f"{value:,.0f}" if isinstance(value, int) or 100 <= value < 1e15 else f"{value:.4g}"
+    unit, size = _UNITS.get(key.rpartition("_")[2], ("", 1))
+    number = value / size if unit else value
+    text = f"{number:,.0f}" if isinstance(number, int) or 100 <= number < 1e15 else f"{number:.4g}"
+    return f"{text} {unit}".rstrip()

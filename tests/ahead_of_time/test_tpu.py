@@ -39,7 +39,7 @@ def test_data_parallel_sends_one_gradient_and_nothing_in_a_loop():
     found = compiled("--topology=v5e:2x4", gradient_accumulation=2, scan_layers=True, model__num_hidden_layers=3)
     assert (found["devices"], found["mesh"], found["rows_per_device"]) == (8, {"data": 8, "fsdp": 1, "tensor": 1}, 4)
     assert {(one["kind"], one["loops"]) for one in found["collectives"]} == {("all-reduce", 0)}
-    assert {tuple(one["axes"]) for one in found["collectives"]} == {("data",)}
+    assert {one["devices"] for one in found["collectives"]} == {8}
     sent = sum(one["bytes"] for one in found["collectives"])
     assert 4 * parameters(layers=3) <= sent <= 4 * parameters(layers=3) + 200  # and scalars
     assert found["fits"]
@@ -86,7 +86,7 @@ def test_step_that_does_not_fit_names_the_excess():
         "--topology=v5e:2x2", config="bert:L2_H1024", expect=2, global_batch_size=4 * 256, data__seq_len=512,
     )  # fmt: skip
     line = done.stderr.strip().split("\n")[-1]
-    assert re.search(r"need 2\d\.\d+ GiB .* 15\.75 GiB", line)
+    assert re.search(r"need \d+\.\d+ GiB more .* 15\.75 GiB", line)
     assert "remat=attention" in line
     assert re.search("fits +no", done.stdout)
 

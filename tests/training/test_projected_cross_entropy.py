@@ -170,7 +170,7 @@ class Step:
         batch = jax.eval_shape(lambda: put_batch(self.mesh, self.batch))
         with jax.set_mesh(self.mesh):
             text = self.train.lower(self.spec.abstract, batch).compile().as_text()
-        found = read_collectives(text, dict(self.mesh.shape))
+        found = read_collectives(text, self.mesh.size)
         return [(one.kind, one.bytes * one.instructions // one.count // 4) for one in found if one.loops]
 
 

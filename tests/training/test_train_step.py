@@ -293,7 +293,7 @@ def collectives(run):
     batch = jax.eval_shape(lambda: put_batch(run.mesh, make_batch(0), run.microbatches))
     with jax.set_mesh(run.mesh):
         text = run.step.lower(run.spec.abstract, batch).compile().as_text()
-    found = read_collectives(text, dict(run.mesh.shape))
+    found = read_collectives(text, run.mesh.size)
     return [(one.kind, one.loops, one.bytes * one.instructions // one.count // 4) for one in found]
 
 
