@@ -6,13 +6,11 @@ https://huggingface.co/docs/hub/model-cards.
 
 import json
 import logging
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import yaml
 from flax.traverse_util import flatten_dict
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from bert_jax import __version__
 from bert_jax.files import provenance, remote
@@ -48,8 +46,6 @@ def export(checkpoint: Checkpoint, output: str) -> str:
     heads = [head for head in ARCHITECTURES[architecture].heads if head in checkpoint.heads]
     if dropped := [head for head in checkpoint.heads if head not in heads]:
         log.warning("%s does not support these heads, which are not exported: %s", architecture, ", ".join(dropped))
-    if task is None and not heads:
-        log.warning("Exported without a pooler; load it with BertModel.from_pretrained(..., add_pooling_layer=False)")
     parameters = checkpoint.load_parameters(**model_settings(checkpoint.heads, task))
     check_finite(checkpoint, parameters)
     outputs = TaskHead.from_dict(task).outputs if task else 0
@@ -67,8 +63,7 @@ def export(checkpoint: Checkpoint, output: str) -> str:
             (partial / VOCABULARY).write_text("".join(f"{piece}\n" for piece in tokenizer.vocab), encoding="utf-8")
         (partial / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
         (partial / CARD).write_text(card, encoding="utf-8")
-        save_file(weights, str(partial / WHOLE), metadata={"format": "pt"})
-        os.chmod(partial / WHOLE, os.stat(partial / CONFIG).st_mode & 0o777)  # save_file makes it 0600
+        (partial / WHOLE).write_bytes(save(weights, metadata={"format": "pt"}))
         provenance.append(partial, provenance.record({"checkpoint": checkpoint.reference()}))
     return architecture
 
@@ -81,13 +76,12 @@ def model_card(checkpoint: Checkpoint, architecture: str, name: str, *, paramete
     """
     config, tokenizer, task = checkpoint.bert_config, checkpoint.tokenizer, checkpoint.task or {}
     pipeline = ARCHITECTURES[architecture].pipeline
-    known = {"library_name": "transformers", "pipeline_tag": pipeline, "tags": ["bert", "jax", "bert_jax"]}
-    front = yaml.safe_dump({key: value for key, value in known.items() if value}, sort_keys=False)
+    tags = f"library_name: transformers\n{f'pipeline_tag: {pipeline}' if pipeline else ''}\ntags: [bert, jax, bert_jax]"
     origin = "Fine-tuned" if task else "Pre-trained" if checkpoint.config else "Converted"
     case, accents = "uncased" if tokenizer.lowercase else "cased", "stripped" if tokenizer.strip_accents else "kept"
     bare = ", add_pooling_layer=False" if architecture == "BertModel" and not checkpoint.heads else ""
     lines = [
-        f"---\n{front}---\n\n# {name}\n",
+        f"---\n{tags}\n---\n\n# {name}\n",
         f"{origin} with bert_jax {__version__}, as `{architecture}`, after step {checkpoint.step:,}.\n",
         f"- {config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} heads, "
         f"feed-forward size {config.intermediate_size}, `hidden_act` {config.hidden_act}",
@@ -98,21 +92,19 @@ def model_card(checkpoint: Checkpoint, architecture: str, name: str, *, paramete
         'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
         f'model = {architecture}.from_pretrained("FOLDER"{bare})\n```',
     ]
-    if names := task.get("classes") or task.get("tags"):
-        lines.append(f"\n## Labels\n\n{', '.join(f'`{label}`' for label in names)}")
     keys = flatten_dict(checkpoint.config, sep=".")
     settings = [
         f"| `{key}` | {value} |" for key, value in keys.items() if key.startswith(_SETTINGS) and value is not None
     ]
     if settings:
         lines += ["\n## Training\n\n| setting | value |\n| --- | --- |", *settings]
-    if scores := [f"| {split} | {metric} | {value:.4f} |" for split, metric, value in _scores(checkpoint)]:
+    if scores := _scores(checkpoint):
         lines += ["\n## Evaluation\n\n| split | metric | value |\n| --- | --- | --- |", *scores]
     return "\n".join(lines) + "\n"
 
 
-def _scores(checkpoint: Checkpoint) -> Iterator[tuple[str, str, float]]:
-    """Yields (split, metric, value) of what a run recorded at the checkpoint's step, without counts and thresholds.
+def _scores(checkpoint: Checkpoint) -> list[str]:
+    """Returns rows of what a run recorded at the checkpoint's step, without counts, thresholds and times.
 
     It is in `result.json` of a fine-tuning run, and in the rows of metrics of pre-training.
     """
@@ -122,12 +114,11 @@ def _scores(checkpoint: Checkpoint) -> Iterator[tuple[str, str, float]]:
         result = read_result(workdir / RESULT_FILE)
         found = result.get("scores") or {} if result.get("step") == checkpoint.step else {}
     elif checkpoint.config and checkpoint.task is None:
-        for row in read_metrics(workdir):
-            if (row["step"], row.get("split")) == (checkpoint.step, "eval"):
-                found = {
-                    "eval": {name: row[name] for name in row if name.endswith(("_accuracy", "mlm_loss", "nsp_loss"))}
-                }
-    for split, metrics in found.items():
-        for name, value in metrics.items():
-            if isinstance(value, int | float) and not name.endswith(("total", "_thresh")):
-                yield split, name, value
+        rows = [row for row in read_metrics(workdir) if (row["step"], row.get("split")) == (checkpoint.step, "eval")]
+        found = {"eval": rows[-1]} if rows else {}
+    return [
+        f"| {split} | {name} | {value:.4f} |"
+        for split, metrics in found.items()
+        for name, value in metrics.items()
+        if isinstance(value, float) and name != "time" and not name.endswith("_thresh")
+    ]

@@ -19,26 +19,12 @@ from bert_jax.files import atomic, remote
 from bert_jax.files.atomic import read_json
 from bert_jax.interop import tensorflow_checkpoints
 from bert_jax.interop.architectures import ARCHITECTURES, named_architecture, read_task
-from bert_jax.interop.weights import (
-    WHOLE,
-    StoredWeight,
-    Weight,
-    layout,
-    model_settings,
-    open_weights,
-    parameters_of,
-)
+from bert_jax.interop.weights import WHOLE, StoredWeight, Weight, layout, model_settings, open_weights, parameters_of
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
 from bert_jax.text.conversion import VOCABULARY, open_folder, read_vocab_file
 from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer, read_settings, read_tokenizer
-from bert_jax.training.checkpoints import (
-    FOLDER,
-    Checkpoint,
-    check_place,
-    open_checkpoint,
-    save_parameters,
-)
+from bert_jax.training.checkpoints import FOLDER, Checkpoint, check_place, open_checkpoint, save_parameters
 
 log = logging.getLogger(__name__)
 
@@ -189,8 +175,7 @@ def _locate(path: epath.Path) -> tuple[epath.Path, list[str]]:
 
 def _needed(weights: str, names: Sequence[str]) -> list[str]:
     """Returns the files of a model: those of its weights, and the small ones beside them."""
-    stem = weights.split(".")[0] if weights in _SHARDED else tensorflow_checkpoints.prefix_name(weights)
-    return [name for name in names if name.startswith(stem) or name.endswith(_SMALL)]
+    return [name for name in names if name.startswith(weights.split(".")[0]) or name.endswith(_SMALL)]
 
 
 @contextmanager
@@ -297,9 +282,6 @@ def _assemble(
         heads = tuple(head for head in HEADS if head in heads or _has(weights, head))
         if "nsp_head" in heads and "pooler" not in heads:
             heads = ("pooler", *heads)  # its weights are then reported as missing
-    elif not heads and _has(weights, "pooler"):  # `transformers` had a pooler in such models until version 3
-        log.warning("%s: dropped the pooler, which %s does not use", path.parent, architecture)
-        weights = {name: weight for name, weight in weights.items() if not name.startswith("bert.pooler.")}
     settings = model_settings(heads, task)
     outputs = settings["head"].outputs if task else 0
     _check_weights(path, weights, {weight.name: weight for weight in layout(config, architecture, heads, outputs)})

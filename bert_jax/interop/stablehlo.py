@@ -1,11 +1,11 @@
 """Export of a model's forward pass as StableHLO, which any release of JAX within the format's limits can load.
 
 Batch and length are symbolic, and the parameters are arguments: the program is small, and the parameters are one
-safetensors file. Loading needs jax, flatbuffers and safetensors, and nothing of this package.
+safetensors file. Loading needs jax, flatbuffers and safetensors, and nothing of this package; see
+docs/guides/import_export_formats.md.
 """
 
 import importlib.util
-import os
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import export as jax_export
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from bert_jax.errors import InputError, install_hint
 from bert_jax.files import provenance
@@ -25,30 +25,9 @@ from bert_jax.training.checkpoints import Checkpoint, check_finite
 PROGRAM, PARAMETERS = "model.stablehlo", "parameters.safetensors"
 PLATFORMS = ("cpu", "cuda", "tpu")
 
-_README = """# BERT as StableHLO, written with jax {version}
-
-Inputs are int32 [batch, length], of at most {max_length} tokens; padding is at the end, with 0 in the attention mask.
-Loading needs `pip install jax flatbuffers safetensors tokenizers`.
-
-```python
-import jax, numpy
-from jax import export
-from safetensors.numpy import load_file
-from tokenizers import Tokenizer
-
-program = jax.jit(export.deserialize(bytearray(open("model.stablehlo", "rb").read())).call)
-tokenizer = Tokenizer.from_file("tokenizer.json")
-tokenizer.enable_padding(pad_id={pad_id})
-texts = tokenizer.encode_batch(["A text.", "Another, longer text."])
-fields = ("ids", "type_ids", "attention_mask")
-inputs = [numpy.array([getattr(text, field) for text in texts], "int32") for field in fields]
-result = program(load_file("parameters.safetensors"), *inputs)
-```
-"""
-
 
 def export(checkpoint: Checkpoint, output: str) -> None:
-    """Writes the program of a checkpoint, its parameters, tokenizer, README and provenance to the folder `output`.
+    """Writes the program of a checkpoint, its parameters, tokenizer and provenance to the folder `output`.
 
     The program maps parameters by dotted name, and ids, segments and attention mask [B, L], to a dict. It has `hidden`
     [B, L, D], `mlm` [B, L, V] and `nsp` [B, 2] of a pre-trained model with these heads; and of a fine-tuned model
@@ -96,11 +75,8 @@ def export(checkpoint: Checkpoint, output: str) -> None:
         weights, *[jax.ShapeDtypeStruct(shape, jnp.int32)] * 3
     )
     longest = task["max_seq_len"] if task else config.max_position_embeddings
-    readme = _README.format(max_length=longest, pad_id=checkpoint.tokenizer.pad_id, version=jax.__version__)
     with whole_folder(folder, last=PROGRAM) as partial:
         checkpoint.tokenizer.save(partial, model_max_length=longest)
-        (partial / "README.md").write_text(readme)
         provenance.append(partial, provenance.record({"checkpoint": checkpoint.reference()}))
-        save_file(flat, str(partial / PARAMETERS))
+        (partial / PARAMETERS).write_bytes(save(flat))
         (partial / PROGRAM).write_bytes(program.serialize())
-        os.chmod(partial / PARAMETERS, os.stat(partial / PROGRAM).st_mode & 0o777)  # save_file makes it 0600

@@ -48,26 +48,19 @@ def open_variables(prefix: epath.Path) -> dict[str, StoredWeight]:
         import tensorflow as tf
     except ImportError as error:
         raise InputError(f"{prefix}: requires TensorFlow, which reads its checkpoints; {install_hint('tf')}") from error
-    # LookupError: the index ends too early; MemoryError: it claims more than there is
-    damage = (tf.errors.OpError, ValueError, RuntimeError, LookupError, MemoryError)
-
-    def read(name: str) -> np.ndarray:
-        try:
-            value = np.asarray(checkpoint.get_tensor(name))
-        except damage as error:
-            raise InputError(f"{prefix}: damaged at {name} ({str(error)[:80]}); download it again") from error
-        return value.T if name.endswith("/kernel") else value
-
+    weights: dict[str, StoredWeight] = {}
     try:
         checkpoint = tf.train.load_checkpoint(str(prefix))
-        dtypes, shapes = checkpoint.get_variable_to_dtype_map(), checkpoint.get_variable_to_shape_map()
-    except damage as error:
+        for name in checkpoint.get_variable_to_shape_map():
+            if not _SLOTS.search(name):
+                value = np.asarray(checkpoint.get_tensor(name))
+                value = value.T if name.endswith("/kernel") else value
+                weights[_canonical_name(name)] = StoredWeight(
+                    prefix, name, value.shape, value.dtype.name, partial(np.asarray, value)
+                )
+    # LookupError: the index ends too early; MemoryError: it claims more than there is
+    except (tf.errors.OpError, ValueError, RuntimeError, LookupError, MemoryError) as error:
         raise InputError(f"{prefix}: damaged ({str(error)[:80]}); download it again") from error
-    weights: dict[str, StoredWeight] = {}
-    for name in (name for name in shapes if not _SLOTS.search(name)):
-        shape = tuple(shapes[name])
-        shape = shape[::-1] if name.endswith("/kernel") else shape
-        weights[_canonical_name(name)] = StoredWeight(prefix, name, shape, dtypes[name].name, partial(read, name))
     return weights
 
 

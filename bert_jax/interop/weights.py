@@ -186,20 +186,15 @@ def open_weights(path: epath.Path) -> dict[str, StoredWeight]:
 
 
 def _open_safetensors(path: epath.Path) -> dict[str, StoredWeight]:
-    def value(name: str) -> np.ndarray:
-        with safe_open(str(path), "numpy") as opened:
-            result: np.ndarray = opened.get_tensor(name)
-            return result
-
     try:
-        with safe_open(str(path), "numpy") as opened:
-            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
-            return {
-                name: StoredWeight(path, name, tuple(part.get_shape()), part.get_dtype(), partial(value, name))
-                for name, part in slices.items()
-            }
+        opened: Any = safe_open(str(path), "numpy")
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path}: damaged, or no file ({error}); download it again") from error
+    slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+    return {
+        name: StoredWeight(path, name, tuple(part.get_shape()), part.get_dtype(), partial(opened.get_tensor, name))
+        for name, part in slices.items()
+    }
 
 
 def _open_pickle(path: epath.Path) -> dict[str, StoredWeight]:
@@ -224,13 +219,10 @@ def _open_pickle(path: epath.Path) -> dict[str, StoredWeight]:
         raise InputError(f"{path}: expected weights by name, or one of {', '.join(_WRAPPERS)} with them; got {found}")
     tensors = content if is_state_dict(content) else content[wrapped[0]]
 
-    def value(name: str) -> np.ndarray:
-        result: np.ndarray = tensors[name].float().numpy()
-        return result
-
     return {
         name: StoredWeight(
-            path, name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), partial(value, name)
+            path, name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."),
+            partial(lambda stored: stored.float().numpy(), tensor),
         )
         for name, tensor in tensors.items()
-    }
+    }  # fmt: skip

@@ -251,14 +251,6 @@ def test_a_record_of_another_task_is_not_read(
     assert "not read" in caplog.text
 
 
-def test_poolers_of_old_taggers_are_dropped(vocabulary: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    save_torch(tmp_path / "hf", vocabulary, "BertForTokenClassification")
-    pooler = {"bert.pooler.dense.weight": np.ones((48, 48), "f4"), "bert.pooler.dense.bias": np.ones(48, "f4")}
-    sources.edit_weights(tmp_path / "hf", lambda weights: weights.update(pooler))
-    assert "pooler" not in imported(tmp_path / "hf").load_parameters()
-    assert "pooler" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

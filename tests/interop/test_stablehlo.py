@@ -17,12 +17,13 @@ from bert_jax import cli
 from bert_jax.interop import stablehlo
 
 NEEDS_FLATBUFFERS = "needs the stablehlo extra: flatbuffers"
-TEXTS = ["A text.", "Another, longer text."]  # of the README
+TEXTS = ["A text.", "Another, longer text."]  # of the guide
 
 
-def run_readme(folder: Path) -> dict[str, np.ndarray]:
-    """Runs the code of the folder's README in a fresh process, and returns its result."""
-    (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+def run_the_guide(folder: Path) -> dict[str, np.ndarray]:
+    """Runs the code of the guide in a fresh process beside the folder `hlo`, and returns its result."""
+    guide = (helpers.REPOSITORY / "docs" / "guides" / "import_export_formats.md").read_text()
+    (code,) = re.findall(r"```python\n(import jax, numpy\n.*?)```", guide, re.DOTALL)
     code += "import sys\nassert 'bert_jax' not in sys.modules\nnumpy.savez('result.npz', **result)\n"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, env=helpers.child_environment(), capture_output=True, text=True,
@@ -39,7 +40,7 @@ def test_a_pre_trained_model_in_a_fresh_process(vocabulary: list[str], tmp_path:
     assert cli.main(command) == 0
     (made,) = json.loads((tmp_path / "hlo" / "provenance.json").read_text())["runs"]
     assert made["inputs"]["checkpoint"]["path"] == str(checkpoint.path)
-    result = run_readme(tmp_path / "hlo")
+    result = run_the_guide(tmp_path)
     live = bert_jax.load(str(checkpoint.path))
     batch = live.batch(TEXTS)
     mlm, nsp = jax.jit(lambda batch: live.model(batch))(batch)
