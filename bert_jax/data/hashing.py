@@ -37,11 +37,6 @@ def key_from(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def content_hash(text: str) -> int:
-    """Returns a 64-bit hash of a text, deterministic across machines and runs: the identity of a document."""
-    return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
-
-
 def permute(index: np.ndarray, size: int, key: int) -> np.ndarray:
     """Returns the elements at positions `index` of a shuffled range(size), one permutation of [0, size) for each key.
 

@@ -5,7 +5,7 @@ tokens   A and then B, without special tokens: uint16, or uint32 for a vocabular
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,25 +57,12 @@ def decode(records: Sequence[bytes], vocab_size: int) -> Instances:
     return Instances(headers, np.frombuffer(data, dtype), (starts + INSTANCE.itemsize) // dtype.itemsize)
 
 
-class Unmasked(TypedDict):
-    """B instances as rows of L tokens: [CLS] A [SEP] B [SEP] and padding. For the first fields see `Batch`."""
+def pad_batch(instances: Instances, seq_len: int, tokenizer: Tokenizer) -> dict[str, np.ndarray]:
+    """Lays out B instances as rows of L tokens, [CLS] A [SEP] B [SEP] and padding, vectorized over instances.
 
-    input_ids: np.ndarray
-    token_type_ids: np.ndarray
-    positions: np.ndarray
-    sequence_ids: np.ndarray
-    instance_ids: np.ndarray
-    """uint64 [B]."""
-    maskable: np.ndarray
-    """bool [B, L]: the tokens that are not special."""
-    is_random_next: np.ndarray
-    """bool [B]: the second segment is random."""
-    is_single: np.ndarray
-    """bool [B]: there is no second segment."""
-
-
-def pad_batch(instances: Instances, seq_len: int, tokenizer: Tokenizer) -> Unmasked:
-    """Lays out B instances as rows of L tokens, vectorized over instances."""
+    Beside fields of `Batch`, the arrays are `instance_ids` uint64 [B]; `maskable` bool [B, L], the tokens that are not
+    special; and bool [B] `is_random_next`, the second segment is random, and `is_single`, there is none.
+    """
     headers = instances.headers
     column = np.arange(seq_len, dtype=np.int32)
     len_a = headers["len_a"].astype(np.int32)[:, None]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.batch import HostBatch, map_arrays
-from bert_jax.data.dataset import Counts, DatasetInfo, PreparedDataset, sum_splits
+from bert_jax.data.dataset import Counts, DatasetInfo, PreparedDataset, SplitInfo
 from bert_jax.data.loading.loader import TrainRows
 from bert_jax.data.loading.masking import Masking
 from bert_jax.errors import InputError
@@ -29,7 +29,7 @@ _UNITS = ("documents", "sentences", "tokens")
 
 def describe(info: DatasetInfo) -> dict[str, Any]:
     """Returns the amounts of text read, dropped by each filter, cut and used, and the counts of each split, as JSON."""
-    total = sum_splits(info.splits.values())
+    total = sum(info.splits.values(), SplitInfo())
     return {
         "read": asdict(info.corpus),
         "dropped": {rule: asdict(counts) for rule, counts in info.dropped.items() if counts != Counts()},
@@ -60,7 +60,7 @@ def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, 
     if samples < 0:
         raise InputError(f"samples={samples}: must be at least 0")
     dataset = PreparedDataset(path)
-    info = dataset.info
+    info, counts = dataset.info, dataset.token_counts()
     found = describe(info)
     for name, split in info.splits.items():
         mean = float(dataset.lengths(name).mean()) if split.instances else 0.0
@@ -74,7 +74,7 @@ def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, 
         "pairs": info.options["pairs"],
         "vocab_size": dataset.tokenizer.vocab_size,
         "lowercase": dataset.tokenizer.lowercase,
-        "unk_rate": dataset.unknown_share(),
+        "unk_rate": float(counts[dataset.tokenizer.unk_id] / max(1, counts.sum())),
         **found,
         "samples": [
             _sample(dataset.tokenizer, map_arrays(lambda array, row=row: array[row], batch)) for row in range(count)
@@ -133,28 +133,23 @@ def render(report: Mapping[str, Any]) -> list[str]:
 
 def warn(info: DatasetInfo) -> None:
     """Logs what is unusual about a dataset, each once: text that is lost, the eval split, and the labels of pairs."""
-    total, held_out, counts = sum_splits(info.splits.values()), info.splits["eval"].documents, describe(info)
+    total, held_out, counts = sum(info.splits.values(), SplitInfo()), info.splits["eval"].documents, describe(info)
     has_pairs = info.options["pairs"] == "nsp"
-    is_one = has_pairs and total.documents == 1
     is_small = total.documents < _FEWEST_DOCUMENTS or held_out < 2
     share = total.random_next / max(1, total.instances)
     causes = {"pairs longer than --seq_len are cut": counts["cut_tokens"]}
     causes |= {f"of the filter of {rule.replace('_', ' ')}": lost["tokens"] for rule, lost in counts["dropped"].items()}
     problems = [
         (
-            is_one,
-            "The corpus is one document: it has no eval split, and random second segments are of the same document; "
-            "separate documents by blank lines, or pass --pairs none",
-        ),
-        (
-            info.options["eval_fraction"] and not is_one and is_small and (has_pairs or not held_out),
+            info.options["eval_fraction"] and is_small and (has_pairs or not held_out),
             f"The eval split has {held_out} document(s): the filters keep {total.documents:,} of "
             f"{info.corpus.documents:,}; provide more, or pass --eval_fraction 0",
         ),
         (
-            not is_one and total.same_document > _SAME_DOCUMENT_SHARE * total.random_next,
+            total.same_document > _SAME_DOCUMENT_SHARE * total.random_next,
             f"{total.same_document:,} of {total.random_next:,} random second segments are of the document of the first "
-            "segment: its shard has few documents; provide more, or a larger --bucket_tokens",
+            "segment: its shard has few documents; separate them by blank lines, provide more, or a larger "
+            "--bucket_tokens, or pass --pairs none",
         ),
         (
             counts["used_share"] < USED_SHARE,

@@ -144,19 +144,6 @@ def test_damaged_arrays(dataset_copy, name, content):
         read_array(str(dataset_copy), name)
 
 
-def test_ids_and_lengths_out_of_range_are_refused(dataset_copy):
-    """Devices clamp indices without an error."""
-    indices = np.arange(20)
-    dataset = PreparedDataset(str(dataset_copy))
-    dataset.tokenizer.vocab_size = 20
-    with pytest.raises(InputError, match="token id"):
-        dataset.instances("train", indices)
-    dataset = PreparedDataset(str(dataset_copy))
-    object.__setattr__(dataset.info, "seq_len", 8)
-    with pytest.raises(InputError, match="a sequence of"):
-        dataset.instances("train", indices)
-
-
 # --- In a store -------------------------------------------------------------------------------------------------
 
 URL = "gs://bucket/data"

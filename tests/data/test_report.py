@@ -34,12 +34,12 @@ def sentences(count: int, of: int = 12) -> list[str]:
 @pytest.mark.parametrize(
     ("documents", "options", "expected"),
     [
-        (["\n".join(sentences(90))], {}, ["--pairs"]),
+        (["\n".join(sentences(90))], {}, ["--eval_fraction", "--bucket_tokens --pairs"]),
         (["\n".join(sentences(90))], {"pairs": "none"}, []),
         (["\n".join(sentences(n)) for n in (30, 40, 50)], {}, ["--eval_fraction"]),
         (["\n".join(sentences(n)) for n in (30, 40, 50)], {"eval_fraction": 0.0}, []),
         (["\n".join(sentences(n)) for n in (30, 40, 50)] * 9, {"drop_duplicates": True}, ["--eval_fraction"]),
-        (["\n".join(sentences(n)) for n in range(85, 95)], {"bucket_tokens": 1024}, ["--bucket_tokens"]),
+        (["\n".join(sentences(n)) for n in range(85, 95)], {"bucket_tokens": 1024}, ["--bucket_tokens --pairs"]),
         (sentences(30), {}, ["--documents --pairs"]),
         (sentences(30), {"pairs": "none"}, []),
     ],

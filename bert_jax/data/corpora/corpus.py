@@ -35,18 +35,20 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from bert_jax.data.corpora import tfds_corpus
 from bert_jax.data.corpora.corpus_inputs import expand, is_local_file
-from bert_jax.data.corpora.record_corpus import COLUMNAR, columnar_slices, columnar_texts, row_texts
+from bert_jax.data.corpora.record_corpus import COLUMNAR, columnar_texts, row_texts
 from bert_jax.data.options import CorpusOptions
 from bert_jax.errors import InputError
+from bert_jax.files.tables import columnar_file
 from bert_jax.files.text_files import COMPRESSED, Utf8, decode_line, file_bytes, lines_from, text_format
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SLICE_BYTES = 8 << 20
 """Bytes on disk that one task reads."""
@@ -92,38 +94,49 @@ def plan(inputs: Sequence[str], options: CorpusOptions, slice_bytes: int = SLICE
     return [Slice(path, *cut) for path in files for cut in _cuts(path, options, slice_bytes)]
 
 
-def _cuts(path: str, options: CorpusOptions, slice_bytes: int) -> Sequence[tuple[int, int | None, int]]:
+def _cuts(path: str, options: CorpusOptions, slice_bytes: int) -> list[tuple[int, int | None, int]]:
     """Returns (start, end, bytes) of the slices of a file."""
     if tfds_corpus.is_tfds(path):
-        return tfds_corpus.slices(path, slice_bytes)
-    size = file_bytes(path)
-    if size <= slice_bytes or path.lower().endswith(tuple(COMPRESSED)):
-        return [(0, None, size)]
-    kind = text_format(path)
-    if kind in COLUMNAR:
-        return columnar_slices(path, kind, size, slice_bytes)
-    if kind == "csv" or (kind == "text" and options.documents == "file"):
-        return [(0, None, size)]
-    step = options.max_document_bytes if kind == "text" else slice_bytes
-    return [(start, end, end - start) for start, end in itertools.pairwise([*range(0, size, step), size])]
+        count, size = tfds_corpus.examples(path)
+    else:
+        size = file_bytes(path)
+        if size <= slice_bytes or path.lower().endswith(tuple(COMPRESSED)):
+            return [(0, None, size)]
+        kind = text_format(path)
+        if kind == "csv" or (kind == "text" and options.documents == "file"):
+            return [(0, None, size)]
+        if kind not in COLUMNAR:
+            step = options.max_document_bytes if kind == "text" else slice_bytes
+            return [(start, end, end - start) for start, end in itertools.pairwise([*range(0, size, step), size])]
+        with columnar_file(path, kind) as file:
+            count = len(file.weights)
+        if not count:  # Arrow
+            return [(0, None, size)]
+    parts = min(count, max(1, size // slice_bytes))
+    bounds = [count * part // parts for part in range(parts + 1)]
+    return [(start, end, size // parts) for start, end in itertools.pairwise(bounds)]
 
 
-def group_slices(slices: Sequence[Slice]) -> list[tuple[Slice, ...]]:
-    """Groups consecutive small files of a `plan` into groups of up to SLICE_BYTES, one group a task.
+def grouped(items: Iterable[T], weight: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """Yields lists of consecutive items, each as soon as its weight reaches `limit`."""
+    group: list[T] = []
+    total = 0
+    for item in items:
+        group.append(item)
+        total += weight(item)
+        if total >= limit:
+            yield group
+            group, total = [], 0
+    if group:
+        yield group
+
+
+def group_slices(slices: Sequence[Slice]) -> list[list[Slice]]:
+    """Groups the slices of consecutive small files of a `plan`, one group a task.
 
     Otherwise, work and temporary files of `prepare` would grow with the number of files times the number of shards.
     """
-    joined: list[list[Slice]] = []
-    size = 0
-    for piece in slices:
-        is_whole = piece.start == 0 and piece.end is None
-        if joined and is_whole and size + piece.bytes <= SLICE_BYTES and len(joined[-1]) < _GROUP_FILES:
-            joined[-1].append(piece)
-            size += piece.bytes
-        else:
-            joined.append([piece])
-            size = piece.bytes if is_whole else SLICE_BYTES + 1
-    return [tuple(group) for group in joined]
+    return list(grouped(slices, lambda piece: max(piece.bytes, SLICE_BYTES // _GROUP_FILES), SLICE_BYTES))
 
 
 def describe_files(slices: Sequence[Slice], inputs: Mapping[str, str]) -> dict[str, Any]:
@@ -174,13 +187,8 @@ def read(piece: Slice, options: CorpusOptions) -> Iterator[str]:
 
 
 def _is_blank(line: bytes) -> bool:
-    """Returns True for a line of white space, that of Unicode included."""
-    stripped = line.strip()
-    if not stripped:
-        return True
-    if 0x20 < stripped[0] < 0x80:
-        return False
-    return not stripped.decode("utf-8", "replace").strip()  # U+00A0, U+3000 and similar are blank, too.
+    """Returns True for a line of white space, that of Unicode included, such as U+00A0 and U+3000."""
+    return not line.strip() or not (line.isascii() or line.decode("utf-8", "replace").strip())
 
 
 def _documents(path: str, start: int, end: int | None, options: CorpusOptions, utf8: Utf8) -> Iterator[str]:

@@ -23,7 +23,6 @@ from bert_jax.files.text_files import COMPRESSED, named_format
 log = logging.getLogger(__name__)
 
 _NO_TEXT = re.compile(r"_|(readme|licen[cs]e|copying|notice|citation|changelog|vocab|merges|metrics)(?![a-z])", re.I)
-_NAMED = 5  # skipped files in the log
 _STDIN = "-"
 
 
@@ -65,8 +64,8 @@ def _expand_one(name: str, text_field: str) -> list[str]:
         remote.parse_path(file)
     skipped = [path for path in files if files != [name] and not _is_text(path, name)]
     if skipped:
-        shown = ", ".join(skipped[:_NAMED]) + (f" and {len(skipped) - _NAMED} more" if skipped[_NAMED:] else "")
-        log.warning("--input=%s: skipped, by their names no text: %s; to read one, name it", name, shown)
+        problem = "skipped %d file(s) whose names are no text's, such as %s; to read one, name it"
+        log.warning(f"--input=%s: {problem}", name, len(skipped), skipped[0])
         dropped = {*skipped}
         files = [path for path in files if path not in dropped]
     if not files:

@@ -14,7 +14,6 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -54,8 +53,8 @@ def _parse(path: str, feature: str = TEXT_FIELD) -> tuple[str, str, str]:
     return match["name"], match["split"] or "train", match["feature"] or feature
 
 
-def slices(path: str, slice_bytes: int) -> list[tuple[int, int, int]]:
-    """Returns (start, end, bytes) of slices of about `slice_bytes` on disk, which cover the examples of an input.
+def examples(path: str) -> tuple[int, int]:
+    """Returns the number of examples of an input, and their bytes on disk.
 
     Raises:
       InputError: the dataset is not prepared, is not in ArrayRecord format, or lacks the split, examples in it, the
@@ -71,17 +70,14 @@ def slices(path: str, slice_bytes: int) -> list[tuple[int, int, int]]:
     total = sum(file.take for file in files)
     if total <= 0:
         raise InputError(f"{path}: split {split!r} has no examples; use another split")
-    size = sum(file_bytes(str(file.filename)) * file.take // file.examples_in_shard for file in files)
-    count = max(1, min(total, -(-size // slice_bytes)))
-    cuts = [(total * i // count, size * i // count) for i in range(count + 1)]
-    return [(start, end, after - before) for (start, before), (end, after) in pairwise(cuts)]
+    return total, sum(file_bytes(str(file.filename)) * file.take // file.examples_in_shard for file in files)
 
 
 def texts(path: str, start: int, end: int | None, utf8: Utf8) -> Iterator[str]:
     """Yields the text of each of the examples [start, end) of a split; None is the last.
 
     Raises:
-      InputError: as `slices`; or, with the index, an unreadable example or invalid UTF-8.
+      InputError: as `examples`; or, with the index, an unreadable example or invalid UTF-8.
     """
     import tensorflow_datasets as tfds
 

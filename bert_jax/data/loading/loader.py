@@ -4,7 +4,7 @@ The loaders are stateless: a run resumes from one integer, and any process can c
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.hashing import key_from, permute
 from bert_jax.data.loading.masking import Masking, mask_batch, mask_keys
 from bert_jax.data.loading.packing import count_rows, most_predictions, pack, pack_batch
-from bert_jax.data.records import Unmasked
 from bert_jax.errors import InputError
 
 PACKED_TOGETHER = 1 << 14
@@ -24,8 +23,9 @@ _ONE = 1 << 32  # fixed-point representation of the share 1
 
 
 def _make_batch(
-    dataset: PreparedDataset, instances: Unmasked, masking: Masking | None, mask_key: int, rounds: np.ndarray | int
-) -> HostBatch:
+    dataset: PreparedDataset, instances: dict[str, np.ndarray], masking: Masking | None, mask_key: int,
+    rounds: np.ndarray | int,
+) -> HostBatch:  # fmt: skip
     """Returns the batch layout of the model; an unpacked row is a pack of one sequence (K = 1)."""
     input_ids, sequence_ids, tokenizer = instances["input_ids"], instances["sequence_ids"], dataset.tokenizer
     if masking is None:
@@ -234,22 +234,6 @@ class Mixture:
         return result
 
 
-def _from_sources(source_of: np.ndarray, source_rows: Callable[[int, np.ndarray], HostBatch]) -> HostBatch:
-    """Makes a batch whose row i is from source `source_of[i]`; `source_rows` makes those of a source where True [B]."""
-    parts = [(source_of == index, index) for index in np.unique(source_of).tolist()]
-    batches = [source_rows(index, chosen) for chosen, index in parts]
-    if len(batches) == 1:
-        return batches[0]
-
-    def fill(*arrays: np.ndarray) -> np.ndarray:
-        rows = np.empty((len(source_of), *arrays[0].shape[1:]), arrays[0].dtype)
-        for (chosen, _), array in zip(parts, arrays, strict=True):
-            rows[chosen] = array
-        return rows
-
-    return map_arrays(fill, *batches)
-
-
 class TrainLoader:
     """Training batches of B rows, from one dataset or a mixture of several.
 
@@ -289,7 +273,12 @@ class TrainLoader:
     def batch(self, step: int, rows: slice | np.ndarray = slice(None)) -> HostBatch:
         """Returns rows `rows` of batch `step` in the layout of `TrainRows.rows`."""
         source_of, numbers = self.row_numbers(step, rows)
-        return _from_sources(source_of, lambda index, chosen: self.sources[index].rows(numbers[chosen]))
+        present: list[int] = np.unique(source_of).tolist()
+        batches = [self.sources[index].rows(numbers[source_of == index]) for index in present]
+        if len(batches) == 1:
+            return batches[0]
+        places = np.argsort(np.argsort(source_of, kind="stable"))  # of the rows in the batches together
+        return map_arrays(lambda *arrays: np.concatenate(arrays)[places], *batches)
 
     def row_numbers(self, step: int, rows: slice | np.ndarray = slice(None)) -> tuple[np.ndarray, np.ndarray]:
         """Returns the source of rows `rows` [n] of batch `step`, and the index of each among that source's: int64 [n].

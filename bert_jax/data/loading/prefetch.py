@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import grain
@@ -13,21 +12,6 @@ T = TypeVar("T")
 _CORES_A_THREAD = 4  # NumPy releases the interpreter's lock for most of the time, but not for all of it
 _MOST_THREADS = 4
 _AHEAD = 3  # finished items that wait, beside those that the threads compute
-
-
-@dataclass(frozen=True)
-class _Items(Generic[T]):
-    """Source of Grain: `make(start)`, `make(start + 1)`, and so on, before `stop`."""
-
-    make: Callable[[int], T]
-    start: int
-    stop: int
-
-    def __len__(self) -> int:
-        return max(0, self.stop - self.start)
-
-    def __getitem__(self, number: Any) -> T:
-        return self.make(self.start + int(number))
 
 
 class Prefetch(Generic[T]):
@@ -41,7 +25,8 @@ class Prefetch(Generic[T]):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         threads = min(max(cores // _CORES_A_THREAD, 1), _MOST_THREADS)
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads + _AHEAD)
-        self._items: Any = iter(grain.MapDataset.source(_Items(make, start, stop)).to_iter_dataset(options))
+        steps = grain.MapDataset.range(start, max(start, stop))
+        self._items: Any = iter(steps.map(make).to_iter_dataset(options))
         self.waited = 0.0
 
     def __iter__(self) -> Iterator[T]:

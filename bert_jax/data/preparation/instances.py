@@ -6,7 +6,7 @@ and no token is copied until a record is written.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -25,28 +25,6 @@ class Instance(NamedTuple):
     b_start: int
     b_stop: int
     is_random_next: bool
-
-
-class _NextLabels:
-    """Draws between the real and a random B with probability 0.5, and compensates for forced random B.
-
-    A document of one sentence has no next sentence, so its B must be random. To keep half of all pairs random, as in
-    the paper, each such pair is compensated by the next pair that allows both.
-    """
-
-    def __init__(self, rng: Random):
-        self.rng = rng
-        self.forced = 0  # random B not yet compensated
-
-    def draw(self, next_exists: bool) -> bool:
-        is_random = self.rng.random() < 0.5
-        if not next_exists:
-            self.forced += not is_random
-            return True
-        if is_random and self.forced:
-            self.forced -= 1
-            return False
-        return is_random
 
 
 def target_length(longest: int, short_seq_prob: float, rng: Random) -> int:
@@ -81,7 +59,7 @@ def _random_segment(documents: Sequence[Document], index: int, length: int, rng:
 
 
 def _pairs(
-    documents: Sequence[Document], index: int, target: int, rng: Random, labels: _NextLabels
+    documents: Sequence[Document], index: int, target: int, rng: Random, draw: Callable[[bool], bool]
 ) -> Iterator[Instance]:
     """Yields the pairs of a document, whose chunks of sentences have about `target` tokens.
 
@@ -95,7 +73,7 @@ def _pairs(
             in_chunk = i + 1 - first
             in_a = rng.randint(1, in_chunk - 1) if in_chunk >= 2 else 1
             a = document[first], document[first + in_a]
-            if labels.draw(next_exists=sentences > 1):
+            if draw(sentences > 1):
                 b = _random_segment(documents, index, target - (a[1] - a[0]), rng)
                 yield Instance(*a, *b, True)
                 i = first + in_a - 1  # sentences not used for A are reused
@@ -143,12 +121,29 @@ def make_pairs(
       short_seq_prob: the probability of a shorter target length, drawn for each document.
       rng: the source of every draw.
     """
-    labels = _NextLabels(rng)
+    forced = 0  # random B not yet compensated
+
+    def draw(next_exists: bool) -> bool:
+        """Draws a random B with probability 0.5, and compensates for forced ones.
+
+        A document of one sentence has no next sentence, so its B must be random. To keep half of all pairs random, as
+        in the paper, each such pair is compensated by the next pair that allows both.
+        """
+        nonlocal forced
+        is_random = rng.random() < 0.5
+        if not next_exists:
+            forced += not is_random
+            return True
+        if is_random and forced:
+            forced -= 1
+            return False
+        return is_random
+
     longest = seq_len - SPECIAL_TOKENS_PER_PAIR
     for index in range(len(documents)):
         target = target_length(longest, short_seq_prob, rng)
         # The pairs are drawn lazily: each is truncated before the next is drawn, as the reference orders its draws.
-        instances = _pairs(documents, index, target, rng, labels)
+        instances = _pairs(documents, index, target, rng, draw)
         yield [truncate_pair(instance, longest, rng) for instance in instances]
 
 

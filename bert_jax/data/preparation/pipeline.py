@@ -30,7 +30,7 @@ from etils import epath
 from bert_jax.data import dataset, report
 from bert_jax.data.corpora import corpus
 from bert_jax.data.corpora.corpus_inputs import is_local_file, is_stream, spool
-from bert_jax.data.dataset import INFO_FILE, SPLITS, TOKEN_COUNTS_FILE, Counts, DatasetInfo
+from bert_jax.data.dataset import INFO_FILE, SPLITS, TOKEN_COUNTS_FILE, Counts, DatasetInfo, SplitInfo
 from bert_jax.data.options import PrepareOptions
 from bert_jax.data.preparation import shards
 from bert_jax.data.preparation.shards import RULES
@@ -41,6 +41,8 @@ from bert_jax.files import atomic, provenance, remote
 from bert_jax.progress import Bars, silent
 from bert_jax.text.sentences import warn_of_language
 from bert_jax.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 LOCAL = "local"
 WARN_SHARE = 0.02
@@ -92,13 +94,13 @@ def prepare(
                 job = replace(job, work=f"{folder}/work", output=str(folder))
                 stack.callback((folder / "work").rmtree, missing_ok=True)
             run_tasks, bars = partial(beam.map_tasks, runner=runner, flags=beam_options, work=job.work), silent
-            local_paths = {piece.path for piece in slices if is_local_file(piece.path)}
-            slices = [replace(piece, path=os.path.abspath(piece.path)) if piece.path in local_paths else piece
-                      for piece in slices]  # fmt: skip
+            absolute = {piece.path: os.path.abspath(piece.path) for piece in slices if is_local_file(piece.path)}
+            slices = [replace(piece, path=absolute.get(piece.path, piece.path)) for piece in slices]
         info, unknown = _build(slices, job, run_tasks, bars, new)
         read = {"corpus": corpus.describe_files(slices, paths), "vocabulary": {"sha256": tokenizer.sha256}}
         provenance.append(new, provenance.record(read, dataset_hash=info.hash))
-    dataset.warn_of_unknown(unknown, tokenizer, above=WARN_SHARE, where=str(folder))
+    if unknown > WARN_SHARE:
+        log.warning("%s: %.1f%% of the tokens are [UNK]: the vocabulary may not match", folder, 100 * unknown)
     report.warn(info)
     return info
 
@@ -162,7 +164,7 @@ def _build(
         seq_len=options.seq_len,
         seed=job.seed,
         options=options.as_recorded(),
-        splits={name: dataset.sum_splits(shard.info for shard in split) for name, split in splits.items()},
+        splits={name: sum((shard.info for shard in split), SplitInfo()) for name, split in splits.items()},
         corpus=read,
         dropped=dropped,
         arrays={name: dataset.digest(content) for name, content in contents.items()},

@@ -40,25 +40,14 @@ def hash_ranges(hashes: Hashes, tokens: int, bucket_tokens: int) -> list[Hashes]
     return [(first + size * i // parts, first + size * (i + 1) // parts - 1) for i in range(parts)]
 
 
-class Documents(NamedTuple):
-    """Filtered documents: their `hashes` and numbers of `sentences` [n], and what was `dropped`, by rule of `RULES`.
-
-    `arrays` has the `lengths` of all sentences in tokens, and other arrays of a run, in the same order.
-    """
-
-    hashes: np.ndarray
-    sentences: np.ndarray
-    arrays: dict[str, np.ndarray]
-    dropped: dict[str, Counts]
-
-
 def read_documents(
     runs: Sequence[Run], options: PrepareOptions, repeated: np.ndarray, hashes: Hashes, *names: str,
     lines: Hashes = EVERY,
-) -> Documents:  # fmt: skip
-    """Returns the filtered documents with hashes in a range, in the order of runs, then hashes.
+) -> tuple[dict[str, np.ndarray], dict[str, Counts]]:  # fmt: skip
+    """Returns the filtered documents with hashes in a range, in the order of runs, then hashes; and what was dropped.
 
-    Memory is bounded by the documents that stay, and by one run.
+    The arrays are `hashes` and the number of `sentences` of each document, `lengths` in tokens of each sentence, and
+    those of `names`. What was dropped is by rule of `RULES`. Memory is bounded by the documents that stay, and one run.
 
     Args:
       runs: all runs.
@@ -78,14 +67,13 @@ def read_documents(
         _read(run, ends, is_duplicate, repeated, lines, names, dropped)
         for run, ends, is_duplicate in zip(runs, ranges, duplicates, strict=True)
     ]
-    kept, sentences, *arrays = (np.concatenate(each) for each in zip(*parts, strict=True))
-    return Documents(kept, sentences, dict(zip(("lengths", *names), arrays, strict=True)), dropped)
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}, dropped
 
 
 def _read(
     run: Run, ends: tuple[int, int], duplicate: np.ndarray, repeated: np.ndarray, lines: Hashes, names: Sequence[str],
     dropped: dict[str, Counts],
-) -> list[np.ndarray]:  # fmt: skip
+) -> dict[str, np.ndarray]:  # fmt: skip
     """Returns the arrays of `read_documents` for the documents at `ends` of a run; adds what it drops to `dropped`.
 
     `duplicate` bool [n] are the documents that are read elsewhere.
@@ -109,13 +97,16 @@ def _read(
         drop("repeated_lines", np.isin(line, repeated))
         sentence &= (line >= np.uint64(lines[0])) & (line <= np.uint64(lines[1]))
     counts = np.bincount(owner[sentence], minlength=stop - start)
-    arrays = [run.read("hashes", start, stop)[counts > 0], counts[counts > 0], lengths[sentence]]
+    arrays = {
+        "hashes": run.read("hashes", start, stop)[counts > 0], "sentences": counts[counts > 0],
+        "lengths": lengths[sentence],
+    }  # fmt: skip
     for name in names:
         if name == "tokens":
             tokens = run.read(name, *run.read("token_at", start, stop + 1)[[0, -1]].tolist())
-            arrays.append(tokens if sentence.all() else tokens[np.repeat(sentence, lengths)])
+            arrays[name] = tokens if sentence.all() else tokens[np.repeat(sentence, lengths)]
         else:
-            arrays.append(run.read(name, first, last)[sentence])
+            arrays[name] = run.read(name, first, last)[sentence]
     return arrays
 
 
@@ -131,7 +122,7 @@ def count_lines(job: Job, runs: Sequence[Run], task: tuple[int, Hashes]) -> Run:
       A run of the lines' `hashes`, sorted, and their `counts`.
     """
     number, hashes = task
-    arrays = read_documents(runs, job.options, NO_HASHES, hashes, "lines", "begins_line").arrays
+    arrays, _ = read_documents(runs, job.options, NO_HASHES, hashes, "lines", "begins_line")
     distinct, counts = np.unique(arrays["lines"][arrays["begins_line"]], return_counts=True)
     return write_run(f"{job.work}/lines-{number:06d}", Counts(), {"hashes": distinct, "counts": counts})
 
@@ -171,8 +162,8 @@ def make_buckets(runs: Sequence[Run], options: PrepareOptions, repeated: Run) ->
         lowest = NO_HASHES  # at least two are held out of four or more
         for hashes in hash_ranges(EVERY, counts.tokens, options.bucket_tokens):
             names = ["lines"] if of_lines else []
-            found = read_documents(runs, options, repeated.read("hashes"), hashes, *names)
-            lowest = np.unique(np.concatenate([lowest, found.arrays["lines"] if of_lines else found.hashes]))[:4]
+            found, _ = read_documents(runs, options, repeated.read("hashes"), hashes, *names)
+            lowest = np.unique(np.concatenate([lowest, found["lines" if of_lines else "hashes"]]))[:4]
             if len(lowest) >= 4 and not of_lines:
                 break
         threshold = max(threshold, int(lowest[1]) + 1) if len(lowest) >= 4 else threshold
@@ -206,16 +197,16 @@ def build(job: Job, runs: Sequence[Run], repeated: Run, bucket: Bucket) -> Built
       repeated: the sorted `hashes` of lines to drop.
       bucket: the range of hashes.
     """
-    hashes = repeated.read("hashes")
-    documents = read_documents(runs, job.options, hashes, bucket.hashes, "tokens", lines=bucket.lines)
-    tokens, lengths = documents.arrays["tokens"], documents.arrays["lengths"]
-    order = np.argsort(documents.hashes, kind="stable")
+    lines = repeated.read("hashes")
+    arrays, dropped = read_documents(runs, job.options, lines, bucket.hashes, "tokens", lines=bucket.lines)
+    hashes, sentences, lengths, tokens = (arrays[name] for name in ("hashes", "sentences", "lengths", "tokens"))
+    order = np.argsort(hashes, kind="stable")
     bounds = np.concatenate([[0], np.cumsum(lengths)])
-    ends = np.cumsum(documents.sentences)[order]
-    begins = ends - documents.sentences[order]
+    ends = np.cumsum(sentences)[order]
+    begins = ends - sentences[order]
     texts = [bounds[begin : end + 1].tolist() for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
     # Both parts of a document whose lines are held out have its hash; ids are unique.
-    ids, spans, owners = _make_instances(job, bucket, texts, documents.hashes[order] ^ np.uint64(bucket.lines[0]))
+    ids, spans, owners = _make_instances(job, bucket, texts, hashes[order] ^ np.uint64(bucket.lines[0]))
     is_random = spans[:, 4] == 1
     is_same = is_random & (spans[:, 2] >= bounds[begins][owners]) & (spans[:, 2] < bounds[ends][owners])
     shard, sequence_sizes = _write_shard(job, bucket, tokens, ids, spans)
@@ -232,7 +223,8 @@ def build(job: Job, runs: Sequence[Run], repeated: Run, bucket: Bucket) -> Built
         same_document=int(is_same.sum()),
         shards=(shard,),
     )
-    dropped = documents.dropped if bucket.lines[1] == EVERY[1] else {}  # counted once, not for each part
+    if bucket.lines[1] < EVERY[1]:
+        dropped = {}  # counted once, not for each part
     return Built(info, dropped, sequence_sizes, token_counts)
 
 

@@ -1,17 +1,17 @@
 """First pass of preparation: converts slices of the input to *runs*, tokenized documents sorted by hash."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bert_jax.data.corpora import corpus
 from bert_jax.data.corpora.record_corpus import token_documents
 from bert_jax.data.dataset import Counts
-from bert_jax.data.hashing import content_hash
+from bert_jax.data.hashing import key_from
 from bert_jax.data.options import PrepareOptions
 from bert_jax.files import atomic, remote
 from bert_jax.text import sentences
@@ -20,7 +20,6 @@ from bert_jax.text.word_cache import word_cache
 
 SENTENCES_PER_BATCH = 2048  # per call of the tokenizer
 TOKENS_PER_RUN = 8 << 20  # held in memory before a run is written
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -90,24 +89,11 @@ def tokenize(job: Job, task: tuple[int, Sequence[corpus.Slice]]) -> list[Run]:
     """
     number, pieces = task
     size = token_dtype(job.tokenizer.vocab_size).itemsize
-    batches = _grouped(_texts(pieces, job), lambda text: sum(len(line) for _, line in text[1]), SENTENCES_PER_BATCH)
+    texts = _texts(pieces, job)
+    batches = corpus.grouped(texts, lambda text: sum(len(line) for _, line in text[1]), SENTENCES_PER_BATCH)
     documents = itertools.chain.from_iterable(_encode(batch, job) for batch in batches)
-    parts = _grouped(documents, lambda document: sum(map(len, document.sentences)), TOKENS_PER_RUN * size)
+    parts = corpus.grouped(documents, lambda document: sum(map(len, document.sentences)), TOKENS_PER_RUN * size)
     return [_write(f"{job.work}/{number:06d}-{part:04d}.run", held, job) for part, held in enumerate(parts)]
-
-
-def _grouped(items: Iterable[T], weight: Callable[[T], int], limit: int) -> Iterator[list[T]]:
-    """Yields lists of consecutive items, each as soon as its weight reaches `limit`."""
-    group: list[T] = []
-    total = 0
-    for item in items:
-        group.append(item)
-        total += weight(item)
-        if total >= limit:
-            yield group
-            group, total = [], 0
-    if group:
-        yield group
 
 
 _Text = tuple[int, list[tuple[int, list[Any]]]]
@@ -132,12 +118,12 @@ def _texts(pieces: Sequence[corpus.Slice], job: Job) -> Iterator[_Text]:
     for piece in pieces:
         if options.ids_field:
             for ids in token_documents(piece.path, piece.start, piece.end, options.ids_field, job.tokenizer):
-                text_hash, *hashes = (content_hash(part.decode("latin-1")) for part in (b"".join(ids), *ids))
+                text_hash, *hashes = (key_from(part.decode("latin-1")) for part in (b"".join(ids), *ids))
                 yield text_hash, [(line_hash, [sentence]) for line_hash, sentence in zip(hashes, ids, strict=True)]
         else:
             for document in corpus.read(piece, options):
                 lines = document.split("\n") if options.needs_lines else [document]
-                yield content_hash(document), [(content_hash(line), split(line)) for line in lines]
+                yield key_from(document), [(key_from(line), split(line)) for line in lines]
 
 
 def _encode(batch: list[_Text], job: Job) -> Iterator[_Document]:

@@ -91,8 +91,8 @@ def test_forms_of_files(write, content, expected):
 @pytest.mark.parametrize(
     ("content", "line", "words"),
     [
-        ("1,hello there\n2,more\n", 1, ["hello there", "header"]),
-        ("id,Text\n1,a\n", 1, ["id, Text", "--text_field"]),
+        ("1,hello there\n2,more\n", 2, ["hello there", "header"]),
+        ("id,Text\n1,a\n", 2, ["id, Text", "--text_field"]),
         ("text,id,text\na,1,b\n", 1, ["two columns"]),
         ("id,text\n1,a\n2,b, c\n", 3, ["expected 2", "got 3"]),
         ('id,text\n1,"a\nb"\n2\n', 4, ["got 1"]),
