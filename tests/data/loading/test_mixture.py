@@ -150,7 +150,7 @@ def test_a_mixed_and_packed_run_resumes_to_the_bit(dataset_dir, other_dir, tmp_p
         ({"data__weights": "sizes"}, r"data\.weights=sizes: "),
         ({"data__weights": (1, 0)}, r"data\.weights=\(1\.0, 0\.0\): "),
         ({"data__weights": (1, 1e-12)}, r"data\.weights=\(1\.0, 1e-12\): "),
-        ({"data__weights": (1, "x")}, r"data\.weights=\(1, 'x'\): "),
+        ({"data__weights": (1, "x")}, r"data\.weights\.1=x: "),
         ({"data__max_sequences": 0}, r"data\.max_sequences=0: "),
     ],
 )
