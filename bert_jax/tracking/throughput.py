@@ -9,7 +9,6 @@ NVIDIA's, without sparsity. A chip of TPU v2, v3 and TPU7x is two JAX devices, e
 dies and one device.
 """
 
-import logging
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -94,8 +93,6 @@ def peak_flops(device_kind: str) -> float | None:
     return PEAK_FLOPS[max(matches, key=len)] if matches else None
 
 
-log = logging.getLogger(__name__)
-
 RATES = ("examples_per_second", "tokens_per_second", "mfu", "step_seconds", "input_wait_share")
 """Names of the metrics of `Throughput.rates`."""
 NOT_REPRODUCIBLE = (*RATES, "time")
@@ -130,11 +127,8 @@ class Throughput:
         """Starts measuring; `work` maps a step to its work."""
         self._work = work
         self._steps: list[tuple[int, float, float]] = []  # step, time of its end, seconds waited for input until then
-        device = jax.devices()[0]
-        peak = peak_flops(device.device_kind)
+        peak = peak_flops(jax.devices()[0].device_kind)
         self._peak = peak and peak * jax.device_count()
-        if peak is None and device.platform != "cpu":
-            log.warning("No mfu is reported: the peak FLOP/s of device %s are not known", device.device_kind)
 
     def pause(self) -> None:
         """Excludes the time until the next finished step."""

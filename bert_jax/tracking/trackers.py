@@ -10,7 +10,6 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +31,7 @@ log = logging.getLogger(__name__)
 TENSORBOARD_FOLDER = "tensorboard"
 WANDB_FILE = "wandb_id"
 """The id of the run in W&B, so that a resumed run continues it."""
+_SAMPLE_HEADS = ["text", "target", "probability", "fills"]
 
 
 class Tracker:
@@ -79,10 +79,9 @@ class Trackers:
         self._each(lambda tracker: tracker.flush())
 
     def close(self) -> None:
-        """Closes every tracker, those that failed too; then raises an error of a required one."""
-        with ExitStack() as stack:
-            for tracker in reversed(self.trackers):
-                stack.callback(self._call, tracker, lambda tracker: tracker.close())
+        """Closes every tracker, also those that failed. Required ones may raise: they are first, and closed last."""
+        for tracker in reversed(self.trackers):
+            self._call(tracker, lambda tracker: tracker.close())
 
     def _each(self, call: Callable[[Tracker], None]) -> None:
         for tracker in self.trackers:
@@ -121,7 +120,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
     return finite_json(row).encode() + b"\n"
 
 
-class TensorBoard(Tracker):
+class TensorBoard(RecordWriter, Tracker):  # type: ignore[misc]  # tensorboard has no types
     """Writes events to WORKDIR/tensorboard; those of an earlier start after `resume_step` are no longer shown.
 
     TensorBoard's own writers import TensorFlow if it is installed, and write in a background thread.
@@ -135,9 +134,7 @@ class TensorBoard(Tracker):
         if not remote.is_remote(folder):
             folder.mkdir(exist_ok=True)
         self._name, self._start = str(workdir), resume_step
-        self._events = RecordWriter(
-            GrowingFile(folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}")
-        )
+        super().__init__(GrowingFile(folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"))
         self._write(time.time(), file_version="brain.Event:2")
         purge = SessionLog(status=SessionLog.START)  # TensorBoard drops its events from this step on
         self._write(time.time(), step=resume_step + 1, session_log=purge)
@@ -151,22 +148,16 @@ class TensorBoard(Tracker):
             Summary.Value(tag=name, simple_value=value)
             for name, value in _named_values(row).items() if isinstance(value, (int, float)) and math.isfinite(value)
         ]  # fmt: skip
-        for number, sample in enumerate(row.get(SAMPLES, ())):
-            masks = [f"| {mask['target']} | {mask['probability']:.3f} | {_fills(mask)} |" for mask in sample["masks"]]
-            text = "\n".join([sample["text"], "", "| target | probability | fills |", "| --- | --- | --- |", *masks])
+        if SAMPLES in row:
+            lines = [_SAMPLE_HEADS, ["---"] * len(_SAMPLE_HEADS), *_sample_rows(row)]
+            text = "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
             tensor = TensorProto(dtype=DT_STRING, string_val=[text.encode()])
-            metadata = create_summary_metadata(display_name=f"samples/{number}", description="")
-            values.append(Summary.Value(tag=f"samples/{number}", metadata=metadata, tensor=tensor))
+            metadata = create_summary_metadata(display_name=SAMPLES, description="")
+            values.append(Summary.Value(tag=SAMPLES, metadata=metadata, tensor=tensor))
         self._write(row["time"], step=row["step"], summary=Summary(value=values))
 
-    def flush(self) -> None:
-        self._events.flush()
-
-    def close(self) -> None:
-        self._events.close()
-
     def _write(self, time: float, **fields: Any) -> None:
-        self._events.write(Event(wall_time=time, **fields).SerializeToString())
+        self.write(Event(wall_time=time, **fields).SerializeToString())
 
 
 def _named_values(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,8 +166,12 @@ def _named_values(row: Mapping[str, Any]) -> dict[str, Any]:
     return {f"{split}/{name}": value for name, value in row.items() if name not in ("step", "time", "split", SAMPLES)}
 
 
-def _fills(mask: Mapping[str, Any]) -> str:
-    return ", ".join(f"{word} {probability:.3f}" for word, probability in mask["fills"])
+def _sample_rows(row: Mapping[str, Any]) -> list[list[Any]]:
+    """Returns the cells below `_SAMPLE_HEADS` for each mask of a row of samples."""
+    return [
+        [sample["text"], mask["target"], mask["probability"], ", ".join(f"{word} {p:.3f}" for word, p in mask["fills"])]
+        for sample in row[SAMPLES] for mask in sample["masks"]
+    ]  # fmt: skip
 
 
 def check_wandb(project: str) -> None:
@@ -223,11 +218,8 @@ class WeightsAndBiases(Tracker):
 
         values: dict[str, Any] = _named_values(row)
         if SAMPLES in row:
-            table = wandb.Table(columns=["step", "text", "target", "probability", "fills"])
-            for sample in row[SAMPLES]:
-                for mask in sample["masks"]:
-                    table.add_data(row["step"], sample["text"], mask["target"], mask["probability"], _fills(mask))
-            values[SAMPLES] = table
+            cells = [[row["step"], *line] for line in _sample_rows(row)]
+            values[SAMPLES] = wandb.Table(columns=["step", *_SAMPLE_HEADS], data=cells)
         self._run.log(values, step=row["step"])
 
     def close(self) -> None:

@@ -1,10 +1,7 @@
-from types import SimpleNamespace
-
 import pytest
 
 from bert_jax.model import BertConfig
 from bert_jax.model.task_heads import TaskHead
-from bert_jax.tracking import throughput
 from bert_jax.tracking.throughput import finetuning_flops, peak_flops, training_flops
 
 LARGE = BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
@@ -40,21 +37,3 @@ def test_peaks_are_known_by_device_kind(device_kind: str, tera: float):
 @pytest.mark.parametrize("device_kind", ["cpu", "TPU v4 lite", "TPU v5 next", "TPU v55", "NVIDIA H1000", "NVIDIA"])
 def test_device_name_that_is_a_prefix_of_another_is_distinct(device_kind: str):
     assert peak_flops(device_kind) is None
-
-
-def test_unknown_accelerator_is_warned_of_and_cpu_is_not(monkeypatch: pytest.MonkeyPatch, caplog):
-    def rates(platform: str, device_kind: str) -> dict[str, float]:
-        devices = [SimpleNamespace(platform=platform, device_kind=device_kind)] * 2
-        monkeypatch.setattr(throughput.jax, "devices", lambda: devices)
-        monkeypatch.setattr(throughput.jax, "device_count", lambda: 2)
-        measured = throughput.Throughput(lambda step: throughput.StepWork(1.0, 1.0, 1.0))
-        measured.finished(1, 0.0)
-        measured.finished(2, 0.0)
-        return measured.rates()
-
-    assert "mfu" in rates("tpu", "TPU7x")
-    assert "mfu" not in rates("cpu", "cpu")
-    assert not caplog.records
-    assert "mfu" not in rates("gpu", "NVIDIA X1")
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "NVIDIA X1" in caplog.text

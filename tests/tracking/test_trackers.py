@@ -80,7 +80,7 @@ def test_tensorboard_has_scalars_hyperparameters_and_samples(tmp_path: Path):
     assert [(event.wall_time, event.step, event.value) for event in events.Scalars("train/loss")] == [(100.0, 3, 2.5)]
     assert [(event.step, event.value) for event in events.Scalars("eval/loss")] == [(3, 2.0)]
     assert events.Tags()["scalars"] == ["train/loss", "eval/loss"]
-    [sample] = events.Tensors("samples/0")
+    [sample] = events.Tensors("samples")
     assert (sample.step, sample.wall_time) == (3, 102.0)
     assert b"[MASK]" in sample.tensor_proto.string_val[0]
     assert events.PluginTagToContent("hparams").keys() == {"_hparams_/session_start_info"}
