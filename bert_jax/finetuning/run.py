@@ -130,9 +130,7 @@ def _set_up(config: FinetuneConfig, mesh: Mesh, needs_scores: bool) -> _Setup:
     """Opens the checkpoint, reads the task and makes the programs; raises the InputErrors of `finetune`."""
     log.info("Opening the checkpoint %s", config.init)
     before = open_checkpoint(config.init)
-    model = model_of(config, before.bert_config)
-    check_divisibility(mesh, model, config.global_batch_size, config.gradient_accumulation)
-    check_attention(config, model, config.task.max_seq_len, mesh)
+    model = model_of(config, before.bert_config, mesh)
 
     log.info("Reading and tokenizing the files of the task")
     task, training, splits = read_task(config, before.tokenizer)
@@ -300,8 +298,8 @@ def check_config(config: FinetuneConfig) -> None:
         raise InputError("init=: expected the checkpoint to start from, such as init=runs/base")
 
 
-def model_of(config: FinetuneConfig, encoder: BertConfig) -> BertConfig:
-    """Returns the encoder with the config's dropout. InputError if it has too few positions or layers."""
+def model_of(config: FinetuneConfig, encoder: BertConfig, mesh: Mesh) -> BertConfig:
+    """Returns the encoder with the config's dropout. InputError if it does not fit the mesh, the task or the head."""
     model = dataclasses.replace(encoder, **to_dict(config.model))
     if config.task.max_seq_len > model.max_position_embeddings:
         raise InputError(
@@ -314,6 +312,8 @@ def model_of(config: FinetuneConfig, encoder: BertConfig) -> BertConfig:
             f"head.features={features}: requires at least {layers_needed(features)} layers, the encoder has "
             f"{model.num_hidden_layers}; use embeddings, last or sum_all"
         )
+    check_divisibility(mesh, model, config.global_batch_size, config.gradient_accumulation)
+    check_attention(config, model, config.task.max_seq_len, mesh)
     return model
 
 

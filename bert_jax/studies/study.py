@@ -37,12 +37,13 @@ from bert_jax.progress import Bars, silent
 from bert_jax.runtime.interpreter import StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.sections import to_dict, with_values
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpoints import open_checkpoint
-from bert_jax.training.initialization import fill_in_from_checkpoint
-from bert_jax.training.phases import Phase, open_phases
+from bert_jax.training.initialization import fill_in_from_checkpoint, open_init
+from bert_jax.training.phases import open_phases
 from bert_jax.training.pretrain import pretrain
-from bert_jax.training.run import workdir_path
+from bert_jax.training.run import claim_workdir, workdir_path
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,6 @@ TABLE_VERSION = 1
 """The format of `table.json`."""
 PERPLEXITY = "perplexity"
 """The name of the perplexity column."""
-_LOSSES = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "unigram_loss")
 
 
 @dataclass(frozen=True)
@@ -58,32 +58,28 @@ class PlannedRow:
     """A row of the table.
 
     Attributes:
-      name: its name.
-      pretraining: the config of its encoder; None for a given checkpoint.
-      encoder: the given checkpoint, or the pre-training's folder in the study's.
-      finetuning: the config of each of its tasks.
       keys: the row as the config has it.
+      pretraining: the config of its encoder; None for a given checkpoint.
+      encoder: the given checkpoint, or the workdir of the pre-training, which rows with one config share.
+      finetuning: the config of each of its tasks.
+      tokenizer: the encoder's.
     """
 
-    name: str
+    keys: StudyRow
     pretraining: PretrainConfig | None
     encoder: str
     finetuning: Sequence[tuple[StudyTask, FinetuneConfig]]
-    keys: StudyRow
-
-    @property
-    def from_scratch(self) -> bool:
-        """True for a row that uses only sizes and vocabulary of its encoder."""
-        return bool(self.keys.finetuning.get("from_scratch"))
+    tokenizer: Tokenizer
 
 
 # --- Checks, before any run -------------------------------------------------------------------------------------------
 
 
-def plan_rows(config: StudyConfig) -> list[PlannedRow]:
-    """Returns the rows of a study with the configs of all runs.
+def plan_rows(config: StudyConfig, folder: epath.Path) -> list[PlannedRow]:
+    """Returns the rows of a study in the workdir `folder`, with the configs of all runs.
 
-    Raises InputError for unknown names, invalid values, missing datasets and missing folders of tasks.
+    Raises InputError for unknown names, invalid values, missing datasets and missing folders of tasks, and as a
+    pre-training does before its first step.
     """
     if not config.rows or not config.tasks:
         raise InputError("rows, tasks: expected a tuple of StudyRow and one of StudyTask; got none")
@@ -97,43 +93,47 @@ def plan_rows(config: StudyConfig) -> list[PlannedRow]:
             raise InputError(f"row {row.name!r}: tasks: unknown task {min(unknown)!r}; expected {known}")
         with _named(f"row {row.name!r}"):
             given, pretraining = to_dict(config.checkpoints), None
+            encoder = given.get(row.checkpoint, "")
             if row.checkpoint and (row.pretraining is not None or row.checkpoint not in given):
                 raise InputError(
                     f"checkpoint={row.checkpoint!r}: expected one of {', '.join(given)}, and no pretraining in the row"
                 )
             if not row.checkpoint:
                 pretraining = with_values(config.pretraining, row.pretraining or {})
-                encoders.setdefault(json.dumps(to_dict(pretraining)), _slug(row.name))
+                own = str(folder / "pretraining" / _slug(row.name))
+                encoder = encoders.setdefault(json.dumps(to_dict(pretraining)), own)
             if row in rows:
-                planned.append(_plan_row(config, row, pretraining, encoders, tasks))
+                planned.append(_plan_row(config, row, pretraining, encoder, tasks))
     return planned
 
 
 def _plan_row(
-    config: StudyConfig, row: StudyRow, pretraining: PretrainConfig | None, encoders: Mapping[str, str],
-    tasks: Sequence[StudyTask],
-) -> PlannedRow:  # fmt: skip
+    config: StudyConfig, row: StudyRow, pretraining: PretrainConfig | None, encoder: str, tasks: Sequence[StudyTask]
+) -> PlannedRow:
     if pretraining is None:
-        encoder = to_dict(config.checkpoints)[row.checkpoint]
         if not encoder:
             raise InputError(f"set checkpoints.{row.checkpoint}=CHECKPOINT, or skip the row with only_rows")
-        sizes = open_checkpoint(encoder).bert_config
+        found = open_checkpoint(encoder)
+        sizes, tokenizer = found.bert_config, found.tokenizer
     else:
-        encoder = encoders[json.dumps(to_dict(pretraining))]
         if not pretraining.data.path and not pretraining.phases:
             raise InputError("pretraining.data.path=: expected the output of `bert-jax prepare`")
-        sizes = _first_phase(pretraining).model
+        place = epath.Path(encoder)
+        phases = open_phases(fill_in_from_checkpoint(pretraining, place), make_mesh(pretraining.mesh))
+        if claim_workdir(place, phases) is None and pretraining.init:
+            open_init(phases)
+        sizes, tokenizer = phases[0].model, phases[0].datasets[0].tokenizer
     finetuning = []
     for task in tasks:
         if row.tasks and task.name not in row.tasks:
             continue
         with _named(f"task {task.name!r}"):
             tuned = _finetuning(config, row, task, encoder)
-            model_of(tuned, sizes)
+            model_of(tuned, sizes, make_mesh(tuned.mesh))
             if not remote.exists(remote.parse_path(tuned.data.path)):
                 raise InputError(f"{tuned.data.path} not found; set its folder with task_data=FOLDER")
         finetuning.append((task, tuned))
-    return PlannedRow(row.name, pretraining, encoder, finetuning, row)
+    return PlannedRow(row, pretraining, encoder, finetuning, tokenizer)
 
 
 def _finetuning(config: StudyConfig, row: StudyRow, task: StudyTask, encoder: str) -> FinetuneConfig:
@@ -150,11 +150,6 @@ def _finetuning(config: StudyConfig, row: StudyRow, task: StudyTask, encoder: st
     return tuned
 
 
-def _first_phase(pretraining: PretrainConfig) -> Phase:
-    """Opens all phases, which checks them."""
-    return open_phases(fill_in_from_checkpoint(pretraining), make_mesh(pretraining.mesh))[0]
-
-
 def _read_tasks(rows: Sequence[PlannedRow], folder: epath.Path) -> None:
     """Reads each task of unfinished cells once.
 
@@ -162,17 +157,13 @@ def _read_tasks(rows: Sequence[PlannedRow], folder: epath.Path) -> None:
     """
     read = set()
     for row in rows:
-        tokenizer = None
         for task, config in row.finetuning:
             key = (task.name, config.data.path, config.task)
             if key in read or remote.exists(_cell_folder(folder, row, task) / SEARCH_FILE):
                 continue
             read.add(key)
-            if tokenizer is None and row.pretraining:
-                tokenizer = _first_phase(row.pretraining).datasets[0].tokenizer
-            tokenizer = tokenizer or open_checkpoint(row.encoder).tokenizer
             with _named(f"task {task.name!r}"):
-                found, _, others = read_task(config, tokenizer)
+                found, _, others = read_task(config, row.tokenizer)
                 splits = [split.name for split in others if split.is_labelled]
                 if not splits:
                     raise InputError(f"no file with labels to score in {config.data.path or 'task.dev'}; set task.dev")
@@ -207,7 +198,7 @@ class Cell:
 
 @dataclass
 class Table:
-    """The results of a study so far; `cells` are by row and column, `paper` and `pretraining` by row."""
+    """The results of a study so far; `cells` are by row and column, `paper` by row."""
 
     title: str
     note: str
@@ -215,32 +206,17 @@ class Table:
     rows: Sequence[str]
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
-    pretraining: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def difference(self, row: str, column: str) -> tuple[float, float | None] | None:
-        """Returns the difference of the row's mean to the first row's, and its standard error.
-
-        None if either is missing; the error is None if either has a single restart.
-        """
-        ours, first = self.cells.get((row, column)), self.cells.get((self.rows[0], column))
-        if ours is None or first is None:
-            return None
-        errors = [cell.deviation / math.sqrt(len(cell.values)) for cell in (ours, first) if cell.deviation is not None]
-        return ours.mean - first.mean, math.hypot(*errors) if len(errors) == 2 else None
 
     def as_json(self) -> dict[str, Any]:
-        """Returns version, title, note, columns and `rows`: the scores of each cell, the paper's, and differences."""
+        """Returns version, title, note, columns and `rows`: the scores of each cell, and the paper's."""
         rows = []
         for row in self.rows:
             columns = {}
             for column in self.columns:
-                cell, (difference, error) = self.cells.get((row, column)), self.difference(row, column) or (None, None)
+                cell = self.cells.get((row, column))
                 scores = {"mean": cell.mean, "deviation": cell.deviation, **asdict(cell)} if cell else {}
-                columns[column] = {
-                    **scores, "paper": self.paper.get(row, {}).get(column), "difference": difference,
-                    "difference_error": error,
-                }  # fmt: skip
-            rows.append({"name": row, "pretraining": self.pretraining.get(row), "columns": columns})
+                columns[column] = {**scores, "paper": self.paper.get(row, {}).get(column)}
+            rows.append({"name": row, "columns": columns})
         return {
             "format_version": TABLE_VERSION, "title": self.title, "note": self.note, "columns": list(self.columns),
             "rows": rows,
@@ -248,50 +224,25 @@ class Table:
 
 
 def render(table: Table) -> str:
-    """Renders the table as Markdown: means, standard deviations, and differences to the first row."""
-    parts = [f"# {table.title}" if table.title else "# Study"]
-    parts.append("Mean ± standard deviation over restarts of fine-tuning, at the learning rate with the best median.")
-    if table.note:
-        parts.append(table.note)
-    first, *others = table.rows
-    heads, scores, differences = [""], [[row] for row in table.rows], [[row] for row in others]
+    """Renders the table as Markdown: means, standard deviations, and the paper's numbers."""
+    heads, lines = [""], [[row] for row in table.rows]
     for column in table.columns:
         digits = 2 if column == PERPLEXITY else 1
         papers = {row: numbers[column] for row, numbers in table.paper.items() if column in numbers}
         heads += [column, "paper"] if papers else [column]
-        for line in scores:
-            cell = table.cells.get((line[0], column))
-            line.append(_number((cell.mean, cell.deviation) if cell else None, f".{digits}f"))
-            line += [f"{papers[line[0]]:.{digits}f}" if line[0] in papers else ""] if papers else []
-        for line in differences:
-            line.append(_number(table.difference(line[0], column), f"+.{digits}f"))
-            if papers:
-                both = line[0] in papers and first in papers
-                line.append(f"{papers[line[0]] - papers[first]:+.{digits}f}" if both else "")
-    parts.append(_markdown(heads, scores))
-    if any(table.difference(row, column) for row in others for column in table.columns):
-        parts += [f"## Difference to {first}, ± its standard error", _markdown(heads, differences)]
-    if table.pretraining:
-        names = ("steps", *_LOSSES)
-        losses = [[row, *(_loss(values.get(name)) for name in names)] for row, values in table.pretraining.items()]
-        parts += ["## Pre-training, on held-out text", _markdown(["", *names], losses)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _number(value: tuple[float, float | None] | None, form: str) -> str:
-    """Returns a number, with its deviation or error if there is one; "" for None."""
-    if value is None:
-        return ""
-    return f"{value[0]:{form}}" + ("" if value[1] is None else f" ± {value[1]:{form.lstrip('+')}}")
-
-
-def _loss(value: float | None) -> str:
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
-
-
-def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+        for line, row in zip(lines, table.rows, strict=True):
+            cell = table.cells.get((row, column))
+            numbers = [number for number in (cell.mean, cell.deviation) if number is not None] if cell else []
+            line.append(" ± ".join(f"{number:.{digits}f}" for number in numbers))
+            line += [f"{papers[row]:.{digits}f}" if row in papers else ""] if papers else []
     cells = [heads, ["---"] * len(heads), *lines]
-    return "\n".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in cells)
+    parts = [
+        f"# {table.title}" if table.title else "# Study",
+        "Mean ± standard deviation over restarts of fine-tuning, at the learning rate with the best median.",
+        *([table.note] if table.note else []),
+        "\n".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in cells),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 # --- Runs -------------------------------------------------------------------------------------------------------------
@@ -311,12 +262,13 @@ def study(config: StudyConfig, workdir: str, *, stop: StopSignal | None = None, 
 
     Otherwise raises as `pretrain` and `finetune` do; finished runs are kept.
     """
-    folder, rows = workdir_path(workdir), plan_rows(config)
+    folder = workdir_path(workdir)
+    rows = plan_rows(config, folder)
     tuned_on = {task.name for row in rows for task, _ in row.finetuning}
     columns = [column for task in config.tasks if task.name in tuned_on for column in task.columns]
     table = Table(
-        config.title, config.note, [*([PERPLEXITY] if config.perplexity else []), *columns], [row.name for row in rows],
-        paper={row.name: row.keys.paper for row in rows},
+        config.title, config.note, [*([PERPLEXITY] if config.perplexity else []), *columns],
+        [row.keys.name for row in rows], {row.keys.name: row.keys.paper for row in rows},
     )  # fmt: skip
 
     def write() -> None:
@@ -330,42 +282,34 @@ def study(config: StudyConfig, workdir: str, *, stop: StopSignal | None = None, 
             atomic.make_folder(folder)
         _read_tasks(rows, folder)
         for row in rows:
-            encoder = row.encoder
+            name = row.keys.name
             if row.pretraining is not None:
-                place = folder / "pretraining" / row.encoder
-                log.info("Pre-training row %r", row.name)
-                pretrain(row.pretraining, encoder := str(place), stop=stop, bars=bars)
-                if not row.from_scratch:
-                    table.pretraining[row.name] = losses = _losses(row.pretraining, place)
-                    if config.perplexity and PERPLEXITY in losses:
-                        table.cells[row.name, PERPLEXITY] = Cell([losses[PERPLEXITY]])
+                log.info("Pre-training row %r", name)
+                pretrain(row.pretraining, row.encoder, stop=stop, bars=bars)
+                losses = [line["mlm_loss"] for line in read_metrics(epath.Path(row.encoder)) if _is_scored(line)]
+                if config.perplexity and losses and not row.keys.finetuning.get("from_scratch"):
+                    table.cells[name, PERPLEXITY] = Cell([math.exp(losses[-1])])
                 write()
             for task, tuned in row.finetuning:
-                log.info("Fine-tuning row %r on task %r", row.name, task.name)
-                cell = _cell_folder(folder, row, task)
-                found = search(with_values(tuned, {"init": encoder}), str(cell), stop=stop, bars=bars)
+                log.info("Fine-tuning row %r on task %r", name, task.name)
+                found = search(tuned, str(_cell_folder(folder, row, task)), stop=stop, bars=bars)
                 for column, score in task.columns.items():
                     split, _, metric = (score or f"/{found['metric']}").partition("/")
                     values = {
                         seed: task.scale * float(scores[split or next(iter(scores))][metric])
                         for seed, scores in found["results"].items()
                     }
-                    table.cells[row.name, column] = Cell(list(values.values()), list(values), found["learning_rate"])
+                    table.cells[name, column] = Cell(list(values.values()), list(values), found["learning_rate"])
                 write()
     return table
 
 
 def _cell_folder(folder: epath.Path, row: PlannedRow, task: StudyTask) -> epath.Path:
-    return folder / "finetuning" / _slug(row.name) / _slug(task.name)
+    return folder / "finetuning" / _slug(row.keys.name) / _slug(task.name)
 
 
-def _losses(config: PretrainConfig, folder: epath.Path) -> dict[str, Any]:
-    """Returns steps, losses and perplexity of a finished pre-training."""
-    evaluations = [line for line in read_metrics(folder) if line.get("split") == "eval"]
-    last = evaluations[-1] if evaluations else {}
-    found = {name: float(last[name]) for name in _LOSSES if last.get(name) is not None}
-    perplexity = {PERPLEXITY: math.exp(found["mlm_loss"])} if "mlm_loss" in found else {}
-    return {"steps": config.total_steps, **found, **perplexity}
+def _is_scored(line: Mapping[str, Any]) -> bool:
+    return line.get("split") == "eval" and line.get("mlm_loss") is not None
 
 
 # --- Names ------------------------------------------------------------------------------------------------------------
