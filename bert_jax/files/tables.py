@@ -114,10 +114,8 @@ def _json_row(line: bytes, utf8: Utf8) -> dict[str, Any] | BadRow:
             value = json.loads(utf8.decode(text.encode("utf-8", "surrogatepass")))
     except (ValueError, RecursionError) as error:
         return BadRow(f"not JSON ({error}); expected a JSON object on each line")
-    if not isinstance(value, dict):
-        kind = type(value).__name__
-        return BadRow(f"got {kind}, expected a JSON object on each line; convert an array: jq -c '.[]' FILE")
-    return value
+    is_object = isinstance(value, dict)
+    return value if is_object else BadRow(f"got {type(value).__name__}, expected a JSON object on each line")
 
 
 def _separated(lines: Lines, separator: str, utf8: Utf8, *, quotes: bool) -> Iterator[tuple[int, list[str] | BadRow]]:
@@ -226,24 +224,17 @@ def columnar_file(path: str, kind: str) -> Iterator[ColumnarFile]:
 
 
 def column_type(schema: "pa.Schema", column: str) -> "pa.DataType | None":
-    """Returns the type of a column, or of a field of a struct; None if there is none of the name."""
+    """Returns the type of a column, or of a field of a struct; None if there is none of the name, or several."""
     import pyarrow as pa
 
-    found: Any = pa.struct(list(schema))
-    for name in _path_of(column, schema):
-        if not pa.types.is_struct(found) or found.get_field_index(name) < 0:
-            return None
-        found = found.field(name).type
-    return found
+    try:
+        return _values(schema.empty_table(), column).type
+    except (KeyError, TypeError, pa.ArrowException):
+        return None
 
 
-def _path_of(column: str, schema: "pa.Schema") -> list[str]:
-    return [column] if column in schema.names else column.split(".")
-
-
-def _values(batch: "pa.RecordBatch", column: str) -> "pa.Array":
+def _values(rows: "pa.RecordBatch | pa.Table", column: str) -> Any:
     import pyarrow.compute as pc
 
-    first, *inner = _path_of(column, batch.schema)
-    values = batch.column(batch.schema.get_field_index(first))
-    return pc.struct_field(values, inner) if inner else values
+    first, *inner = [column] if column in rows.schema.names else column.split(".")
+    return pc.struct_field(rows.column(first), inner) if inner else rows.column(first)

@@ -28,15 +28,10 @@ def truncate_pair(a: Sequence[int], b: Sequence[int], limit: int) -> tuple[Seque
 
     Equals `_truncate_seq_pair` in the reference's `run_classifier.py` (google-research/bert).
     """
-    excess = len(a) + len(b) - limit
-    if excess <= 0:
-        return a, b
-    shorter = min(len(a), len(b))
-    # First only the longer text is truncated, to the length of the other; then both are, `b` first.
-    from_longer = min(excess, abs(len(a) - len(b)))
-    keep_a, keep_b = (len(a) - from_longer, shorter) if len(a) > len(b) else (shorter, len(b) - from_longer)
-    rest = excess - from_longer
-    return a[: keep_a - rest // 2], b[: keep_b - (rest + 1) // 2]
+    lengths = [len(a), len(b)]
+    while sum(lengths) > limit:
+        lengths[lengths[0] <= lengths[1]] -= 1
+    return a[: lengths[0]], b[: lengths[1]]
 
 
 def encode_sequence(

@@ -37,13 +37,9 @@ _THREADS = 16
 _SAMPLE_BYTES = 128 << 20  # of distinct words that the trainer of Unigram gets; it takes some ten times as much memory
 _TRAINER_MARK = "\u2585"  # the trainer of Unigram drops what contains it
 
-_DROPPED = (
-    r"[\u0000-\u0008\u000E-\u001F\u007F-\u0084\u0086-\u009F\uFFFD"
-    r"\u00AD\u0600-\u0605\u061C\u06DD\u070F\u0890\u0891\u08E2\u180E\u200E\u200F\u202A-\u202E\u2060-\u2064\u2066-\u206F"
-    r"\uFEFF\uFFF9-\uFFFB]"
-)
-_ACCENTS = r"[\u0300-\u036F\u1AB0-\u1AFF\u1DC0-\u1DFF\u20D0-\u20FF\uFE20-\uFE2F]"
+_DROPPED = r"(?![\u200C\u200D])[\p{Cc}\p{Cf}\uFFFD]"  # not the joiners, which Persian, Hindi and emoji need
 _SPACES = r"[\s\u200B\u2581]+"
+_ACCENTS = r"[\u0300-\u036F\u1AB0-\u1AFF\u1DC0-\u1DFF\u20D0-\u20FF\uFE20-\uFE2F]"
 _SPACE = "▁"  # before a word of Unigram and BPE
 _WHITE_SPACE = f"{_SPACE}ĠĊĉč"  # as in words of BPE and of byte-level BPE: U+0020, and line ends and tabs
 
@@ -80,26 +76,20 @@ def _steps_of_kind(options: VocabularyOptions) -> tokenizers.Tokenizer:
         return fast
     case: list[normalizers.Normalizer] = [] if options.cased else [normalizers.Lowercase()]
     if options.strip_accents:
-        case += [normalizers.NFD(), *_drop(_ACCENTS), normalizers.NFC()]
+        case += [normalizers.NFD(), normalizers.Replace(Regex(_ACCENTS), ""), normalizers.NFC()]
     if options.kind == "byte_bpe":
         fast.normalizer = normalizers.Sequence(case)
         fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
         fast.decoder = decoders.ByteLevel()
         return fast
-    spaces = [normalizers.Replace(Regex(_SPACES), " "), normalizers.Replace(Regex(" $"), "")]
-    fast.normalizer = normalizers.Sequence([*_drop(_DROPPED), normalizers.NFKC(), *case, *spaces])
+    spaces, last = normalizers.Replace(Regex(_SPACES), " "), normalizers.Replace(Regex(" $"), "")
+    # A space mark is put before a text only if its first character is still there.
+    first, dropped = normalizers.Replace(Regex(f"^({_DROPPED})+"), " "), normalizers.Replace(Regex(_DROPPED), "")
+    fast.normalizer = normalizers.Sequence([spaces, first, dropped, normalizers.NFKC(), *case, spaces, last])
     # A space mark is put before the text alone: after a special token in it, the text has its own spaces.
     fast.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="first", split=True)
     fast.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="first", split=True)
     return fast
-
-
-def _drop(characters: str) -> list[normalizers.Normalizer]:
-    """Returns steps that drop characters; those at the beginning become a space.
-
-    `tokenizers` puts the space mark before a text only if the text's first character is still there.
-    """
-    return [normalizers.Replace(Regex(f"^{characters}+"), " "), normalizers.Replace(Regex(characters), "")]
 
 
 def _train(words: Mapping[str, int], options: VocabularyOptions) -> models.Model:
