@@ -41,8 +41,8 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "toke
 def record(inputs: Mapping[str, Any], **values: Any) -> dict[str, Any]:
     """Returns an entry for the present process. `inputs` and `values` are JSON; None values are dropped."""
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    entry = {"time": started, "software": software(), **values, "inputs": inputs}
-    return {name: value for name, value in entry.items() if value is not None}
+    known = {name: value for name, value in values.items() if value is not None}
+    return {"time": started, "software": software(), **known, "inputs": inputs}
 
 
 def append(folder: epath.Path, entry: Mapping[str, Any]) -> None:
@@ -55,8 +55,8 @@ def append(folder: epath.Path, entry: Mapping[str, Any]) -> None:
 @functools.cache
 def software() -> Mapping[str, str]:
     """Returns the versions of bert_jax, Python and `PACKAGES`, and the commit of a clone."""
-    installed = {name: [*metadata.distributions(name=name)] for name in PACKAGES}
-    versions = {name: found[0].version for name, found in installed.items() if found}
+    found = {name: [*metadata.distributions(name=name)] for name in PACKAGES}
+    versions = {name: installed[0].version for name, installed in found.items() if installed}
     own = {"bert_jax": __version__, **git_commit(Path(__file__).parents[2])}
     return {**own, "python": platform.python_version(), **versions}
 

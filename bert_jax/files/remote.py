@@ -86,7 +86,7 @@ def store_errors(path: str | os.PathLike[str]) -> Iterator[None]:
             raise
         words = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         if isinstance(error, (FileNotFoundError, ValueError, PermissionError)) or _DENIED.search(words):
-            raise InputError(f"{os.fspath(path)}: not found, or access denied; check both ({words})") from error
+            raise InputError(f"{os.fspath(path)}: cannot be used; check the name and credentials ({words})") from error
         raise BertJaxError(f"{os.fspath(path)}: the store failed ({words}); run the command again") from error
 
 

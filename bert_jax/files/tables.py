@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bert_jax.errors import BertJaxError, InputError
+from bert_jax.errors import InputError
 from bert_jax.files import remote, text_files
 from bert_jax.files.text_files import Utf8
 
@@ -49,10 +49,7 @@ def read_table(path: str, names: Sequence[str] = ()) -> Iterator[tuple[int | str
     """
     kind = text_files.named_format(path)
     if not kind:
-        raise InputError(
-            f"{path}: unknown format; expected a name ending in .csv, .tsv, .jsonl, .parquet or .arrow; text may be "
-            f"compressed ({', '.join(text_files.COMPRESSED)})"
-        )
+        raise InputError(f"{path}: unknown format; expected a name ending in .csv, .tsv, .jsonl, .parquet or .arrow")
     if kind in ("parquet", "arrow"):
         with columnar_file(path, kind) as file:
             for first, batch in file.batches():
@@ -210,17 +207,10 @@ def columnar_file(path: str, kind: str) -> Iterator[ColumnarFile]:
     """
     import pyarrow as pa
 
-    try:
-        is_remote = remote.is_remote(path)
-        with pa.PythonFile(remote.open_to_read(path), mode="r") if is_remote else pa.OSFile(path) as source:
+    with text_files.read_errors(path):
+        source = pa.PythonFile(remote.open_to_read(path), mode="r") if remote.is_remote(path) else pa.OSFile(path)
+        with source:
             yield ColumnarFile(source, kind)
-    except BertJaxError:
-        raise
-    except (OSError, ValueError, NotImplementedError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(
-            f"{path}: cannot be read as {kind.capitalize()} ({reason}); fetch or write it again"
-        ) from error
 
 
 def column_type(schema: "pa.Schema", column: str) -> "pa.DataType | None":

@@ -48,7 +48,7 @@ def text_format(path: str) -> str:
     named = named_format(path)
     if named in ("parquet", "arrow"):
         return named
-    with _named(path), open_text(path) as file:
+    with read_errors(path), open_text(path) as file:
         head = file.read(_HEAD_BYTES).removeprefix(_BYTE_ORDER_MARK)
     if b"\0" in head:
         raise InputError(
@@ -86,7 +86,7 @@ def lines_from(path: str, start: int, end: int | None) -> Iterator[tuple[int, by
     Yields nothing if no line begins in [start, end). The line has no trailing "\n", and the file's byte order mark is
     dropped. Raises InputError for a file that cannot be read, and for a line of more than MAX_LINE_BYTES.
     """
-    with _named(path), open_text(path) as file:
+    with read_errors(path), open_text(path) as file:
         offset = start
         if start:  # skips the rest of a line that begins before
             file.seek(start - 1)
@@ -105,7 +105,7 @@ def lines_from(path: str, start: int, end: int | None) -> Iterator[tuple[int, by
 def locate(path: str, offset: int) -> str:
     """Returns "PATH:LINE" of the line that begins at `offset`. Slow, for messages: reads the file up to it."""
     number = 1
-    with _named(path), open_text(path) as file:
+    with read_errors(path), open_text(path) as file:
         while offset > 0 and (block := file.read(min(offset, 1 << 20))):
             number += block.count(b"\n")
             offset -= len(block)
@@ -148,16 +148,16 @@ def decode_line(line: bytes, path: str, offset: int, utf8: Utf8) -> str:
 
 def file_bytes(path: str) -> int:
     """Returns the size of a file in bytes, as it is stored. Raises InputError if it cannot be read."""
-    with _named(path):
+    with read_errors(path):
         return int(epath.Path(path).stat().length)
 
 
 @contextmanager
-def _named(path: str) -> Iterator[None]:
-    """Raises errors of reading a file as an InputError with its name."""
+def read_errors(path: str) -> Iterator[None]:
+    """Raises errors of reading a file, also of pyarrow, as an InputError with its name."""
     try:
         with remote.store_errors(path):
             yield
-    except (OSError, EOFError, lzma.LZMAError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    except (OSError, EOFError, lzma.LZMAError, ValueError, NotImplementedError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else " ".join(str(error).split())[:300]
         raise InputError(f"{path}: cannot be read ({reason}); check it, or fetch it again") from error

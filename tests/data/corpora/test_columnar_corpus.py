@@ -115,9 +115,9 @@ def test_a_damaged_file_is_named(kind, fault, tmp_path):
     content = path.read_bytes()
     changed = {"truncated": content[:-9], "half": content[: len(content) // 2], "empty": b"", "text": b"some text\n"}
     path.write_bytes(changed[fault])
-    with pytest.raises(InputError, match=rf"{path.name}: .*(Parquet|Arrow)"):
+    with pytest.raises(InputError, match=rf"{path.name}: cannot be read"):
         documents(path)
-    with pytest.raises(InputError, match=rf"{path.name}: .*(Parquet|Arrow)"):
+    with pytest.raises(InputError, match=rf"{path.name}: cannot be read"):
         documents(path, slice_bytes=1)
 
 
