@@ -69,8 +69,8 @@ def vocab(
         from bert_jax.data.corpora.corpus_inputs import spool
         from bert_jax.text.vocabulary_training import train_vocabulary
 
-        with tempfile.TemporaryDirectory(prefix="bert-jax-vocab-") as folder:
-            slices = corpus.plan(list(spool(input, Path(folder)).values()), reading)
+        with tempfile.TemporaryDirectory(prefix="bert-jax-vocab-") as folder, spool(input, Path(folder)) as paths:
+            slices = corpus.plan(list(paths.values()), reading)
             corpus.warn_of_text(slices, reading, lowercase=not training.cased)
             tokenizer = train_vocabulary(_documents(slices, reading, bars), training)
     atomic.write_whole(path, tokenizer.file_bytes())

@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from bert_jax.data.corpora import tfds_corpus
@@ -124,10 +125,11 @@ def is_stream(name: str) -> bool:
     return os.path.exists(name) and not os.path.isfile(name) and not os.path.isdir(name)
 
 
-def spool(inputs: Sequence[str], folder: Path) -> dict[str, str]:
+@contextmanager
+def spool(inputs: Sequence[str], folder: Path) -> Iterator[dict[str, str]]:
     """Copies each stream among the inputs to a file in `folder`, as a corpus is read in parts.
 
-    Returns the path of each input, by its name: that of the copy of a stream.
+    Yields the path of each input, by its name: that of the copy of a stream. Errors name the stream.
     """
     paths = {name: name for name in inputs}
     for number, name in enumerate(filter(is_stream, paths)):
@@ -136,4 +138,10 @@ def spool(inputs: Sequence[str], folder: Path) -> dict[str, str]:
         with sys.stdin.buffer if name == _STDIN else open(name, "rb") as source, open(copy, "wb") as target:
             shutil.copyfileobj(source, target, 1 << 20)
         paths[name] = str(copy)
-    return paths
+    try:
+        yield paths
+    except InputError as error:
+        message = str(error)
+        for name, path in paths.items():
+            message = message.replace(path, name)
+        raise InputError(message) from error

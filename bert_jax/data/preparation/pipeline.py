@@ -81,7 +81,7 @@ def prepare(
     with ExitStack() as stack:
         new = stack.enter_context(atomic.whole_folder(folder, INFO_FILE))
         local = stack.enter_context(tempfile.TemporaryDirectory(prefix="bert-jax-prepare-", dir=new))
-        paths = spool(inputs, Path(local))
+        paths = stack.enter_context(spool(inputs, Path(local)))
         slices = slices or corpus.plan(list(paths.values()), options)
         if not options.ids_field:
             corpus.warn_of_text(slices, options, lowercase=tokenizer.lowercase)

@@ -147,6 +147,16 @@ def test_vocab_reads_stdin(pipe, tmp_path):
     assert "ship" in output.read_text()
 
 
+@pytest.mark.parametrize("command", ["vocab", "prepare"])
+def test_errors_of_stdin_name_it(command, pipe, vocabulary_file, tmp_path, capsys):
+    pipe(b"the ship .\n\xff\n")
+    more = {"vocab": ["--output", "a.json"], "prepare": ["--vocab", vocabulary_file, "--output", "data"]}[command]
+    words = [command, "--input", "-", *more[:-1], tmp_path / more[-1]]
+    assert cli.main([str(word) for word in words]) == 2
+    (line,) = helpers.error_lines(capsys.readouterr().err)
+    assert " -:2: not UTF-8" in line
+
+
 @pytest.mark.parametrize("form", ["fifo", "/dev/stdin", "/dev/fd"])
 def test_pipes_are_read_as_stdin_is(form, vocabulary_file, tmp_path):
     """Two workers, each of which would read the pipe anew."""
