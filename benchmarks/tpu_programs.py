@@ -111,9 +111,8 @@ def programs(
             everywhere, rows, config.data.max_predictions, evaluate, "unigram_nats"
         ),
         "features: four layers": lambda: forward(
-            everywhere, rows, select_hidden_states(tuple(range(max(-4, -model.num_hidden_layers), 0)), None)
+            everywhere, rows, select_hidden_states(tuple(range(max(-4, -model.num_hidden_layers), 0)))
         ),
-        "features: pooled": lambda: forward(everywhere, rows, select_hidden_states((-1,), "mean")),
         "load: encode": lambda: forward(first, 1, text_states("")),
         "load: embed": lambda: forward(first, 32, text_states("mean")),
         "fill-mask: top words": lambda: (

@@ -172,7 +172,7 @@ def fill_mask(folder: Path, capsys: pytest.CaptureFixture) -> list[str]:
 
 def test_fill_mask_prints_what_the_function_finds(journey: Path, capsys: pytest.CaptureFixture):
     words = fill_mask(journey, capsys)
-    (fillings,) = bert_jax.inference.pretrained.fill_mask(bert_jax.load(str(journey / "run")), TEXT, top=3)
+    (fillings,) = bert_jax.load(str(journey / "run")).fill_mask(TEXT, top=3)
     assert words == [filling.token for filling in fillings]
 
 
@@ -260,8 +260,8 @@ def test_empty_paths_are_refused(words: str, capsys: pytest.CaptureFixture):
 def test_python_has_the_checks_of_the_command_line(tmp_path: Path):
     with pytest.raises(InputError, match=r"^data: the path is empty"):
         bert_jax.inspect("")
-    with pytest.raises(InputError, match=r"^pool=max: expected one of mean, cls"):
-        bert_jax.features("a", "b", "c", pool="max")
+    with pytest.raises(InputError, match=r"^format=onnx: expected one of hf, stablehlo"):
+        bert_jax.export("a", "b", format="onnx")
     with pytest.raises(InputError, match=r"^output=.*tokenizer: .*\.json"):
         bert_jax.vocab(str(tmp_path / "tokenizer"), input="text.txt")
     with pytest.raises(InputError, match=r"^input=.*none.txt: "):

@@ -88,9 +88,7 @@ def fill_mask(text: Sequence[str], /, checkpoint: Checkpoint, *, top: int = 5) -
     for one in text:
         pretrained.check_text(one)
     model = pretrained.load(checkpoint)
-    for one in text:
-        pretrained.check_mask(one, model.tokenizer)
-    found = {one: pretrained.fill_mask(model, one, top) for one in text}
+    found = {one: model.fill_mask(one, top) for one in text}
     lines = [
         "".join(f"{filling.probability:.4f}  {filling.token:<16}  {filling.text}\n" for filling in fillings)
         for masks in found.values() for fillings in masks
@@ -100,11 +98,10 @@ def fill_mask(text: Sequence[str], /, checkpoint: Checkpoint, *, top: int = 5) -
 
 @command
 def features(
-    checkpoint: Checkpoint, input: File, output: File, *,
-    layers: str | None = None, pool: Literal["mean", "cls"] | None = None,
+    checkpoint: Checkpoint, input: File, output: File, *, layers: str | None = None,
     seq_len: int | None = None, batch_size: int = 32, bars: Bars = silent,
 ) -> Result:  # fmt: skip
-    """Writes hidden states of a text file: of each token, or one vector per line.
+    """Writes the hidden states of each token of a text file.
 
     Reads: a checkpoint and a text file
     Writes: FILE, one JSON object a line, or arrays in .npz
@@ -113,8 +110,7 @@ def features(
       checkpoint: a workdir, a checkpoints/STEP folder, or what import reads or writes
       input: one text per line, or two: `first ||| second`; also compressed
       output: JSON lines, or arrays if it ends in .npz
-      layers: numbers (0 is the first, -1 the last), embeddings or all; default: the last four, with --pool the last
-      pool: write one vector per line: the mean over all tokens, [CLS] and [SEP] included, or that of [CLS]
+      layers: numbers (0 is the first, -1 the last), embeddings or all; default: the last four
       seq_len: maximum tokens per line; default: the model's maximum
       batch_size: lines per batch
 
@@ -124,9 +120,7 @@ def features(
     """
     from bert_jax.inference.features import extract
 
-    return Result(
-        extract(checkpoint, input, output, layers=layers, pool=pool, seq_len=seq_len, batch_size=batch_size, bars=bars)
-    )
+    return Result(extract(checkpoint, input, output, layers=layers, seq_len=seq_len, batch_size=batch_size, bars=bars))
 
 
 @command

@@ -1,4 +1,4 @@
-"""The feature-based approach: hidden states of a file's lines, for each token or pooled to one vector per line.
+"""The feature-based approach: hidden states of each token of a file's lines.
 
 A line is one text, or two as `text ||| text`; it is truncated to the maximum length at the end of the longer text. A
 "[MASK]" in it is plain text. Two output formats:
@@ -7,11 +7,6 @@ FILE           JSON lines, one per input line, in the format of google-research/
                {"linex_index": 0, "features": [{"token": "[CLS]", "layers": [{"index": -1, "values": [...]}]}]}
 FILE.npz       `values` [tokens, layers, hidden_size] fp32, `tokens` and `input_ids` [tokens], `layers` [layers],
                and `offsets` [lines + 1]: the tokens of line i are those from offsets[i] to offsets[i + 1]
-
-With a pooling, of one layer:
-
-FILE           {"linex_index": 0, "pool": "mean", "layer": -1, "tokens": 9, "values": [...]}
-FILE.npz       `values` [lines, hidden_size] fp32, `tokens` [lines] (tokens of each line), `layer` and `pool`
 
 JSON lines are written as they are computed; the arrays of a .npz are in memory together.
 """
@@ -34,7 +29,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.text_files import Utf8, decode_line, lines_from, named_format, text_format
 from bert_jax.finetuning.batches import EncodedExamples, Forward, check_segments, load_model
-from bert_jax.inference.pretrained import check_pool, open_model_of, pool_hidden_states
+from bert_jax.inference.pretrained import open_model_of
 from bert_jax.model import BertForPreTraining
 from bert_jax.progress import Bars, silent
 from bert_jax.text.sequences import EncodedSequence, encode_pairs
@@ -44,7 +39,7 @@ from bert_jax.training.evaluation import check_batch_size
 _BATCHES = 4  # whose lines are sorted by length together, to save padding
 
 Line = tuple[EncodedSequence, np.ndarray]
-"""A line and its outputs: [tokens, layers, D], or [D] if they are pooled."""
+"""A line and its outputs [tokens, layers, D]."""
 
 
 def parse_layers(given: str, num_hidden_layers: int) -> list[int | str]:
@@ -70,19 +65,18 @@ def parse_layers(given: str, num_hidden_layers: int) -> list[int | str]:
 
 
 def extract(
-    checkpoint: str, input: str, output: str, *, layers: str | None = None, pool: str | None = None,
+    checkpoint: str, input: str, output: str, *, layers: str | None = None,
     seq_len: int | None = None, batch_size: int = 32, bars: Bars = silent,
 ) -> dict[str, Any]:  # fmt: skip
     """Writes the features of every line of `input` to `output`, atomically.
 
-    Returns `output`, the numbers of `lines`, `tokens` and `truncated_lines`, and `layers`, `pool` and `seq_len`.
+    Returns `output`, the numbers of `lines`, `tokens` and `truncated_lines`, and `layers` and `seq_len`.
 
     Args:
       checkpoint: any model that `bert_jax.load` takes; no head is needed.
       input: a text file in UTF-8, compressed or not.
       output: JSON lines, or arrays if the name ends in `.npz`. The file must not exist.
-      layers: see `parse_layers`; by default the last four, with `pool` the last.
-      pool: "mean" or "cls" for one vector per line, see `pool_hidden_states`; None for all tokens.
+      layers: see `parse_layers`; by default the last four.
       seq_len: maximum tokens per line, special tokens included; by default the model's maximum.
       batch_size: lines per batch.
       bars: creates progress bars.
@@ -97,13 +91,9 @@ def extract(
     texts = _read_texts(input)
     found = open_model_of(checkpoint)
     config, tokenizer = found.bert_config, found.tokenizer
-    if layers is None:  # the last four, of those that there are
-        layers = "-1" if pool else ",".join(str(-layer) for layer in range(1, min(4, config.num_hidden_layers) + 1))
+    if layers is None:
+        layers = ",".join(str(-layer) for layer in range(1, min(4, config.num_hidden_layers) + 1))
     chosen = parse_layers(layers, config.num_hidden_layers)
-    if pool is not None:
-        check_pool("pool", pool, config)
-        if len(chosen) > 1:
-            raise InputError(f"layers={layers}: pool={pool} supports one layer, got {len(chosen)}; use layers=-1")
     length = config.max_position_embeddings if seq_len is None else seq_len
     if not 3 <= length <= config.max_position_embeddings:
         raise InputError(f"seq_len={seq_len}: expected 3 to {config.max_position_embeddings}, the model's maximum")
@@ -115,8 +105,8 @@ def extract(
     cut = sum(len(line.input_ids) > length for line in whole)
     states = tuple(0 if isinstance(layer, str) else layer % config.num_hidden_layers + 1 for layer in chosen)
     model = load_model(
-        found, batch_size=min(batch_size, len(texts)), max_seq_len=length, forward=select_hidden_states(states, pool)
-    )  # fmt: skip
+        found, batch_size=min(batch_size, len(texts)), max_seq_len=length, forward=select_hidden_states(states)
+    )
     with atomic.whole_file(target) as file, closing(bars(total=len(texts), desc="features", unit="line")) as bar:
 
         def lines() -> Iterator[Line]:
@@ -127,14 +117,14 @@ def extract(
                 bar.update(len(some))
 
         if target.suffix == ".npz":
-            np.savez(file, **_arrays(list(lines()), tokenizer, chosen, pool))  # type: ignore[arg-type]
+            np.savez(file, **_arrays(list(lines()), tokenizer, chosen))  # type: ignore[arg-type]
         else:
             for number, line in enumerate(lines()):
-                row = {"linex_index": number, **_json_object(line, tokenizer, chosen, pool)}
+                row = {"linex_index": number, "features": _features(line, tokenizer, chosen)}
                 file.write(json.dumps(row).encode() + b"\n")
     return {
         "output": output, "lines": len(texts), "tokens": sum(len(line.input_ids) for line in sequences),
-        "layers": layers, "pool": pool, "seq_len": length, "truncated_lines": cut,
+        "layers": layers, "seq_len": length, "truncated_lines": cut,
     }  # fmt: skip
 
 
@@ -154,45 +144,28 @@ def _read_texts(path: str) -> list[tuple[str, str | None]]:
 
 
 @functools.cache
-def select_hidden_states(states: tuple[int, ...], pool: str | None) -> Forward:
-    """Makes the forward pass that returns these hidden states of every token, or the first of them pooled."""
+def select_hidden_states(states: tuple[int, ...]) -> Forward:
+    """Makes the forward pass that returns these hidden states of every token."""
 
     def hidden_states(model: BertForPreTraining, batch: Batch[jax.Array]) -> jax.Array:
         _, hidden = model.encode(batch, all_hidden_states=True)
         assert hidden is not None
-        if pool is not None:
-            return pool_hidden_states(hidden[states[0]], batch, pool)
         return jnp.moveaxis(hidden[np.array(states)], 0, 2)  # [B, L, layers, D]
 
     return hidden_states
 
 
-def _json_object(line: Line, tokenizer: Tokenizer, layers: Sequence[int | str], pool: str | None) -> dict[str, Any]:
-    sequence, hidden = line
-    if pool is not None:
-        return {"pool": pool, "layer": layers[0], "tokens": len(sequence.input_ids), "values": _rounded(hidden)}
-    return {"features": [
-        {
-            "token": tokenizer.id_to_token(token),
-            "layers": [
-                {"index": layer, "values": _rounded(values)} for layer, values in zip(layers, rows, strict=True)
-            ],
-        }
-        for token, rows in zip(sequence.input_ids, hidden, strict=True)
-    ]}  # fmt: skip
+def _features(line: Line, tokenizer: Tokenizer, layers: Sequence[int | str]) -> list[dict[str, Any]]:
+    features = []
+    for token, states in zip(line[0].input_ids, line[1], strict=True):
+        rows = [[round(value, 6) for value in values] for values in states.tolist()]
+        of_layers = [{"index": layer, "values": row} for layer, row in zip(layers, rows, strict=True)]
+        features.append({"token": tokenizer.id_to_token(token), "layers": of_layers})
+    return features
 
 
-def _rounded(values: np.ndarray) -> list[float]:
-    return [round(value, 6) for value in values.tolist()]
-
-
-def _arrays(
-    lines: Sequence[Line], tokenizer: Tokenizer, layers: Sequence[int | str], pool: str | None
-) -> dict[str, np.ndarray]:
+def _arrays(lines: Sequence[Line], tokenizer: Tokenizer, layers: Sequence[int | str]) -> dict[str, np.ndarray]:
     names, lengths = np.array([str(layer) for layer in layers]), [len(line.input_ids) for line, _ in lines]
-    if pool is not None:
-        values = np.stack([hidden for _, hidden in lines])
-        return {"values": values, "tokens": np.array(lengths, np.int64), "layer": names[0], "pool": np.array(pool)}
     input_ids = np.concatenate([line.input_ids for line, _ in lines]).astype(np.int32)
     return {
         "values": np.concatenate([hidden for _, hidden in lines]), "tokens": np.array(tokenizer.vocab)[input_ids],

@@ -46,14 +46,6 @@ class Encoded:
     input_ids: np.ndarray
 
 
-def check_pool(name: str, pool: str, config: BertConfig) -> None:
-    """Raises InputError, with the `name` of the argument, for an unknown pooling or one that the model lacks."""
-    if pool not in POOLS:
-        raise InputError(f"{name}={pool}: expected {' or '.join(POOLS)}")
-    if pool == "cls" and config.is_decoder:
-        raise InputError(f"{name}=cls: the [CLS] of a left-to-right model attends to itself alone; use {name}=mean")
-
-
 def pool_hidden_states(hidden: jax.Array, batch: Batch[jax.Array], pool: str) -> jax.Array:
     """Reduces hidden states [B, L, ...] to fp32 [B, ...].
 
@@ -99,6 +91,25 @@ def align_pairs(text: Texts, pair: Any) -> tuple[list[str], list[Any]]:
     for one in texts:
         check_text(one)
     return texts, pairs
+
+
+@dataclass(frozen=True)
+class Filling:
+    """One candidate for one [MASK]: the piece, its probability, and the text with it in the mask's place."""
+
+    token: str
+    probability: float
+    text: str
+
+
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def top_words(
+    graph: nnx.GraphDef[Any], parameters: Parameters, hidden: jax.Array, top: int
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the probabilities and ids of the `top` words, each [N, top], for the hidden states [N, D] of masks."""
+    model = nnx.merge(graph, parameters)
+    projection = model.mlm_head(hidden[None], jnp.arange(len(hidden))[None], model.embeddings.word[...])
+    return jax.lax.top_k(jax.nn.softmax(projection.logits()[0], axis=-1), top)
 
 
 @dataclass(frozen=True)
@@ -157,9 +168,44 @@ class TextModel:
         does; "cls" takes [CLS]. A text of more tokens than the model supports is truncated. InputError as `batch`, but
         for long texts, and for an unknown `pool`.
         """
-        check_pool("pool", pool, self.config)
+        if pool not in POOLS:
+            raise InputError(f"pool={pool}: expected {' or '.join(POOLS)}")
+        if pool == "cls" and self.config.is_decoder:
+            raise InputError("pool=cls: the [CLS] of a left-to-right model attends to itself alone; use pool=mean")
         sequences = self._sequences(text, pair, self.config.max_position_embeddings)
         return np.stack(self._states(pool, sequences, batch_size))
+
+    def fill_mask(self, text: str, top: int = 5) -> list[list[Filling]]:
+        """Returns the `top` most probable fillings of each [MASK] in `text`: masks in order, best filling first.
+
+        Each mask is filled independently, and the other masks are kept. InputError if there is no [MASK], or no
+        mlm_head.
+        """
+        tokenizer, running = self.tokenizer, self._running
+        check_text(text)
+        mask = tokenizer.special_tokens[ROLES.index("mask")]
+        if mask not in text:
+            raise InputError(f"{mask} not found in {text!r}; write it in place of the word to predict")
+        if getattr(self.model, "mlm_head", None) is None:
+            raise InputError("fill-mask requires an mlm_head, which the checkpoint lacks; use a pre-trained checkpoint")
+        if self.config.is_decoder:
+            raise InputError("fill-mask does not support a left-to-right model, which cannot use the text after a mask")
+        ids = self.batch(text)["input_ids"][0].tolist()  # refuses a text that is too long
+        positions = [position for position, token in enumerate(ids) if token == tokenizer.mask_id]
+        if not 1 <= top <= tokenizer.vocab_size:
+            raise InputError(f"top={top}: expected 1 to {tokenizer.vocab_size}")
+        hidden = self.encode(text, batch_size=1).hidden_states[0]
+        probabilities, tokens = jax.device_get(
+            top_words(running.predictor.graph, running.parameters, hidden[positions], top)
+        )
+        fillings = []
+        for position, row_probabilities, row_tokens in zip(positions, probabilities, tokens, strict=True):
+            row = []
+            for probability, token in zip(row_probabilities.tolist(), row_tokens.tolist(), strict=True):
+                filled = [*ids[1:position], token, *ids[position + 1 : -1]]
+                row.append(Filling(tokenizer.id_to_token(token), probability, tokenizer.decode(filled)))
+            fillings.append(row)
+        return fillings
 
     def _sequences(self, text: Texts, pair: Pairs, max_seq_len: int | None = None) -> list[EncodedSequence]:
         """Encodes texts, truncated to at most `max_seq_len` tokens, a pair at the end of its longer text."""
@@ -200,10 +246,6 @@ class PreTrained(TextModel):
     def batch(self, text: Texts, pair: Pairs = None) -> Batch[jax.Array]:
         batch = super().batch(text, pair)
         return {**batch, "masked_positions": batch["positions"]}
-
-    def fill_mask(self, text: str, top: int = 5) -> "list[list[Filling]]":
-        """Returns the `top` most probable fillings of each [MASK]; see the function `fill_mask`."""
-        return fill_mask(self, text, top)
 
 
 @dataclass(frozen=True)
@@ -279,59 +321,3 @@ def load(checkpoint: str) -> PreTrained | FineTuned:
     length, forward = config.max_position_embeddings, text_states("")
     running = load_model(found, batch_size=1, max_seq_len=length, devices=device, forward=forward)
     return PreTrained(nnx.merge(running.predictor.graph, running.parameters), found.tokenizer, config, running)
-
-
-@dataclass(frozen=True)
-class Filling:
-    """One candidate for one [MASK]: the piece, its probability, and the text with it in the mask's place."""
-
-    token: str
-    probability: float
-    text: str
-
-
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def top_words(
-    graph: nnx.GraphDef[Any], parameters: Parameters, hidden: jax.Array, top: int
-) -> tuple[jax.Array, jax.Array]:
-    """Returns the probabilities and ids of the `top` words, each [N, top], for the hidden states [N, D] of masks."""
-    model = nnx.merge(graph, parameters)
-    projection = model.mlm_head(hidden[None], jnp.arange(len(hidden))[None], model.embeddings.word[...])
-    return jax.lax.top_k(jax.nn.softmax(projection.logits()[0], axis=-1), top)
-
-
-def check_mask(text: str, tokenizer: Tokenizer) -> None:
-    """Raises InputError if `text` has no mask token of the tokenizer, or is not UTF-8."""
-    check_text(text)
-    mask = tokenizer.special_tokens[ROLES.index("mask")]
-    if mask not in text:
-        raise InputError(f"{mask} not found in {text!r}; write it in place of the word to predict")
-
-
-def fill_mask(pretrained: PreTrained | FineTuned, text: str, top: int = 5) -> list[list[Filling]]:
-    """Returns the `top` most probable fillings of each [MASK] in `text`: masks in order, best filling first.
-
-    Each mask is filled independently, and the other masks are kept. InputError if there is no [MASK], or no mlm_head.
-    """
-    tokenizer = pretrained.tokenizer
-    check_mask(text, tokenizer)
-    if getattr(pretrained.model, "mlm_head", None) is None:
-        raise InputError("fill-mask requires an mlm_head, which the checkpoint lacks; use a pre-trained checkpoint")
-    if pretrained.config.is_decoder:
-        raise InputError("fill-mask does not support a left-to-right model, which cannot use the text after a mask")
-    ids = pretrained.batch(text)["input_ids"][0].tolist()  # refuses a text that is too long
-    positions = [position for position, token in enumerate(ids) if token == tokenizer.mask_id]
-    if not 1 <= top <= tokenizer.vocab_size:
-        raise InputError(f"top={top}: expected 1 to {tokenizer.vocab_size}")
-    hidden, running = pretrained.encode(text, batch_size=1).hidden_states[0], pretrained._running
-    probabilities, tokens = jax.device_get(
-        top_words(running.predictor.graph, running.parameters, hidden[positions], top)
-    )
-    fillings = []
-    for position, row_probabilities, row_tokens in zip(positions, probabilities, tokens, strict=True):
-        row = []
-        for probability, token in zip(row_probabilities.tolist(), row_tokens.tolist(), strict=True):
-            filled = [*ids[1:position], token, *ids[position + 1 : -1]]
-            row.append(Filling(tokenizer.id_to_token(token), probability, tokenizer.decode(filled)))
-        fillings.append(row)
-    return fillings

@@ -58,9 +58,10 @@ def test_all_programs_that_the_commands_compile_are_listed(
             data__path=dataset_dir,
         )  # fmt: skip
         run("evaluate", f"--checkpoint={first}", f"--data={dataset_dir}")
-        texts = ["features", f"--checkpoint={first}", f"--input={tmp_path}/texts.txt", "--layers=-1"]
-        run(*texts, f"--output={tmp_path}/tokens.npz")
-        run(*texts, f"--output={tmp_path}/vectors.npz", "--pool=mean")
+        run(
+            "features", f"--checkpoint={first}", f"--input={tmp_path}/texts.txt", f"--output={tmp_path}/tokens.npz",
+            "--layers=-1",
+        )  # fmt: skip
         run("fill-mask", f"--checkpoint={first}", "the [MASK] sees .")
         run("export", f"--checkpoint={first}", f"--output={tmp_path}/exported")
         run("import", f"--source={tmp_path}/exported", f"--output={tmp_path}/imported")
@@ -68,7 +69,7 @@ def test_all_programs_that_the_commands_compile_are_listed(
             "finetune", "--config=finetune/text", f"--workdir={tuned}", init=first, data__path=tmp_path, num_epochs=1,
             task__train="train.csv", task__dev="train.csv", task__max_seq_len=32,
         )  # fmt: skip
-        run("predict", f"--checkpoint={tuned}", f"--input={tmp_path}/train.csv", f"--output={tmp_path}/predicted.csv")
+        run("predict", f"--checkpoint={tuned}", f"--input={tmp_path}/train.csv", f"--output={tmp_path}/predicted.jsonl")
         run("evaluate", f"--checkpoint={tuned}", f"--data={tmp_path}/train.csv")
         for model in (bert_jax.load(first), bert_jax.load(tuned)):
             model.embed("the ship .")

@@ -19,7 +19,6 @@ from bert_jax.cli import main
 from bert_jax.config import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.finetuning.finetune import finetune
-from bert_jax.inference.pretrained import fill_mask
 from bert_jax.training.checkpoints import open_checkpoint
 
 SETTINGS = {
@@ -145,7 +144,7 @@ def test_load_gives_labels_by_name(run: Path, task: Path):
     with pytest.raises(InputError, match=r"2 text.* 1\b.*pair"):
         model.predict("the ship", "a wave")
     with pytest.raises(InputError, match="mlm_head"):
-        fill_mask(model, "the [MASK] .")
+        model.fill_mask("the [MASK] .")
 
 
 def test_no_pre_training_continues_in_its_workdir(run: Path, dataset_dir: Path, capsys: pytest.CaptureFixture):

@@ -1,4 +1,4 @@
-"""Features: each hidden state and pooled vector against `encode`, all forms of the file, and how lines are read."""
+"""Features: each hidden state against `encode`, all forms of the file, and how lines are read."""
 
 import gzip
 import json
@@ -46,7 +46,7 @@ def states_of(folder: Path, text: str, pair: str | None = None) -> tuple[list[st
 
 
 def test_json_lines_are_the_references(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
-    assert extract(folder, tmp_path / "out.jsonl", "--layers", "-1,-2") == 0
+    assert extract(folder, tmp_path / "out.jsonl", "--layers=-1,-2") == 0
     assert "cut" not in capsys.readouterr().out
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     assert lines[0].startswith(
@@ -67,7 +67,7 @@ def test_json_lines_are_the_references(folder: Path, tmp_path: Path, capsys: pyt
 
 
 def test_arrays_hold_the_same(folder: Path, tmp_path: Path):
-    assert extract(folder, tmp_path / "out.npz", "--layers", "embeddings,0,-1") == 0
+    assert extract(folder, tmp_path / "out.npz", "--layers=embeddings,0,-1") == 0
     with np.load(tmp_path / "out.npz", allow_pickle=False) as arrays:
         values, tokens, ids, offsets, layers = (
             arrays[name] for name in ("values", "tokens", "input_ids", "offsets", "layers")
@@ -83,30 +83,6 @@ def test_arrays_hold_the_same(folder: Path, tmp_path: Path):
         row = slice(offsets[number], offsets[number + 1])
         assert tokens[row].tolist() == pieces
         np.testing.assert_allclose(values[row], np.moveaxis(hidden[[0, 1, -1]], 0, 1), atol=2e-6)
-
-
-@pytest.mark.parametrize("pool", ["mean", "cls"])
-def test_pooled_lines_are_one_vector_each(pool: str, folder: Path, tmp_path: Path):
-    for name in ("out.jsonl", "out.npz"):
-        assert extract(folder, tmp_path / name, "--pool", pool) == 0
-    assert extract(folder, tmp_path / "first.npz", "--pool", pool, "--layers", "0") == 0
-    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    with np.load(tmp_path / "out.npz", allow_pickle=False) as arrays, np.load(tmp_path / "first.npz") as first:
-        vectors, tokens = arrays["values"], arrays["tokens"]
-        assert (str(arrays["pool"]), str(arrays["layer"]), str(first["layer"])) == (pool, "-1", "0")
-        other = first["values"]
-    assert (vectors.dtype, vectors.shape) == (np.float32, (len(LINES), 48))
-    for number, texts in ((0, LINES[:1]), (1, ["the owl hears", "a ghost near the harbour ."]), (2, [""])):
-        pieces, hidden = states_of(folder, *texts)
-        expected = hidden.mean(axis=1) if pool == "mean" else hidden[:, 0]
-        np.testing.assert_allclose(vectors[number], expected[-1], atol=2e-6)
-        np.testing.assert_allclose(other[number], expected[1], atol=2e-6)
-        assert tokens[number] == len(pieces)
-        row = rows[number]
-        assert {key: row[key] for key in ("linex_index", "pool", "layer", "tokens")} == {
-            "linex_index": number, "pool": pool, "layer": -1, "tokens": len(pieces),
-        }  # fmt: skip
-        np.testing.assert_allclose(row["values"], vectors[number], atol=1e-6)
 
 
 def test_long_lines_are_cut_and_counted(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
@@ -150,23 +126,21 @@ def test_the_default_is_the_last_four_layers_of_those_that_there_are(folder: Pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--layers", "-4"], r"layer '-4'.*-3 to 2"),
-        (["--layers", "3"], r"layer '3'"),
+        (["--layers=-4"], r"layer '-4'.*-3 to 2"),
+        (["--layers=3"], r"layer '3'"),
         (["--layers=middle"], "layer 'middle'.*embeddings"),
-        (["--layers", "-1,"], "layer ''"),
+        (["--layers=-1,"], "layer ''"),
         (["--layers="], "layer ''"),
-        (["--layers", "9" * 5000], "layer '9999"),
+        ([f"--layers={'9' * 5000}"], "layer '9999"),
         (["--seq_len", "65"], r"--seq_len=65\b.*3 to 64"),
         (["--seq_len", "2"], r"--seq_len=2\b.*3 to 64"),
         (["--batch_size", "0"], r"--batch_size.*\b65,?536\b"),
-        (["--batch_size", "9" * 30], r"--batch_size.*\b65,?536\b"),
         (["--input", "missing.txt"], "missing.txt"),
-        (["--pool", "mean", "--layers=-1,-2"], r"--layers=-1,-2: .*\b2\b"),
     ],
 )
 def test_refusals(options: list[str], message: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     if not any(option.startswith("--layers") for option in options):
-        options = ["--layers", "-1", *options]
+        options = ["--layers=-1", *options]
     assert extract(folder, tmp_path / "out.npz", *options) == 2
     error = capsys.readouterr().err
     assert re.search(message, error)

@@ -123,7 +123,7 @@ def test_commands_take_a_folder_of_transformers(
             json.loads(output_of(capsys, "evaluate", "--checkpoint", task, "--data", tmp_path / "dev.csv"))["scores"],
         ])  # fmt: skip
         output_of(capsys, "features", "--checkpoint", place, "--input", tmp_path / "lines.txt", "--output", features,
-                  "--layers", "-1")  # fmt: skip
+                  "--layers=-1")  # fmt: skip
         output_of(capsys, "predict", "--checkpoint", task, "--input", tmp_path / "dev.csv", "--output", predictions)
         output_of(capsys, "export", "--checkpoint", place, "--output", exported)
         results[-1] += [np.load(features)["values"].tolist(), predictions.read_text()]

@@ -11,7 +11,6 @@ from support import sources
 
 import bert_jax
 from bert_jax.errors import InputError
-from bert_jax.inference.pretrained import fill_mask
 from bert_jax.interop import huggingface
 from bert_jax.training.checkpoints import open_checkpoint
 
@@ -142,7 +141,7 @@ def test_calls_that_fill_mask_refuses(bert: bert_jax.PreTrained):
 def test_each_mask_is_filled_on_its_own(bert: bert_jax.PreTrained):
     text = "the [MASK] sees the [MASK] ."
     logits, _ = jax.jit(lambda batch: bert.model(batch))(bert.batch(text))
-    found = fill_mask(bert, text, top=3)
+    found = bert.fill_mask(text, top=3)
     for position, place, fillings in (
         (2, "the {} sees the [MASK] .", found[0]),
         (5, "the [MASK] sees the {} .", found[1]),

@@ -10,7 +10,6 @@ import pytest
 from support import helpers, sources
 
 import bert_jax
-from bert_jax.inference.pretrained import fill_mask
 from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint
 
@@ -58,7 +57,7 @@ def test_fill_mask(count: int, exported):
     masked = [re.sub(r"^(the \w+) \w+", r"\1 [MASK]", text) for text in texts(count)]
     expected = transformers.pipeline("fill-mask", model=str(folder))(masked, top_k=3)
     for text, entries in zip(masked, expected, strict=True):
-        (ours,) = fill_mask(live, text, top=3)
+        (ours,) = live.fill_mask(text, top=3)
         assert [filling.token for filling in ours] == [entry["token_str"] for entry in entries], text
         np.testing.assert_allclose([f.probability for f in ours], [e["score"] for e in entries], rtol=1e-3)
 

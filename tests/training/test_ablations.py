@@ -17,7 +17,7 @@ from bert_jax.batch import Batch, map_arrays
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import TrainRows, next_token_targets
 from bert_jax.errors import InputError
-from bert_jax.inference.pretrained import fill_mask, load
+from bert_jax.inference.pretrained import load
 from bert_jax.model import BertConfig, initialize
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpoints import open_checkpoint
@@ -125,7 +125,7 @@ def test_a_left_to_right_run_learns_and_is_evaluated_left_to_right(dataset_dir: 
     with pytest.raises(InputError, match=r"objective\.lm=ltr .*objective\.lm=mlm"):
         pretrain(helpers.small_config(dataset_dir, init=tmp_path / "run"), str(tmp_path / "other"))
     with pytest.raises(InputError, match=r"is_decoder|left-to-right"):
-        fill_mask(load(str(tmp_path / "run")), "the [MASK] sees the owl .")
+        load(str(tmp_path / "run")).fill_mask("the [MASK] sees the owl .")
 
 
 def test_left_to_right_baseline_knows_how_often_sequences_end(dataset_dir: Path, other_dir: Path):
