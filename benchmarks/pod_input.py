@@ -37,8 +37,7 @@ from bert_jax.data.dataset import (
     lengths_file,
     new_digest,
 )
-from bert_jax.data.loading.loader import TrainLoader, TrainRows
-from bert_jax.data.loading.prefetch import Prefetch
+from bert_jax.data.loading.loader import Prefetch, TrainLoader, TrainRows
 from bert_jax.model import BertConfig
 from bert_jax.tracking.throughput import PEAK_FLOPS, training_flops
 from bert_jax.training.phases import make_masking, plan_phases

@@ -164,10 +164,11 @@ class ObjectiveKeys(Section):
     lm: Literal["mlm", "ltr", "auto"] = "mlm"  # ltr: every next token, causal, requires nsp=False; auto: as init.
     # False: no next-sentence loss; auto: as init, and False for datasets without pairs.
     nsp: bool | Literal["auto"] = True
-    mask_rate: float = 0.15  # Share of a sequence's tokens that are predicted.
-    mask_token: float = 0.8  # Share of predicted tokens that become [MASK].
-    keep_token: float = 0.1  # Share of predicted tokens that stay as they are.
-    random_token: float = 0.1  # Share of predicted tokens that become a random one; the three sum to 1.
+    # Share of a sequence's tokens that are predicted.
+    mask_rate: Annotated[float, Must("in (0, 1]", lambda x: 0 < x <= 1)] = 0.15
+    mask_token: Share = 0.8  # Share of predicted tokens that become [MASK].
+    keep_token: Share = 0.1  # Share of predicted tokens that stay as they are.
+    random_token: Share = 0.1  # Share of predicted tokens that become a random one; the three sum to 1.
     whole_word: bool = False  # True: the pieces of a word are masked together.
     static_masks: NotNegative = 0  # k: each instance has only k different masks; 0: new ones every epoch.
 
@@ -186,7 +187,7 @@ class PretrainDataKeys(DataKeys):
     # Tokens per row; -1: as the dataset was prepared, which any other number must equal.
     seq_len: PositiveOrOpen = -1
     # Maximum predictions per sequence; -1: round(objective.mask_rate * its length), at least 1.
-    max_predictions: int = -1
+    max_predictions: PositiveOrOpen = -1
     packing: bool = False  # True: several short sequences share a row, and attend only to themselves.
     max_sequences: Positive = 8  # Maximum sequences per row, if packing.
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from bert_jax.command_line.arguments import File, Folder, command
 from bert_jax.commands import Result
+from bert_jax.config_keys import NotNegative, Positive
 from bert_jax.data.options import CorpusOptions, PrepareOptions
 from bert_jax.errors import InputError
 from bert_jax.progress import Bars, silent
@@ -94,7 +95,7 @@ def _documents(slices: Sequence["Slice"], reading: CorpusOptions, bars: Bars) ->
 @command
 def prepare(
     input: Inputs, vocab: Annotated[str, "FILE|CHECKPOINT"], output: Folder, options: PrepareOptions | None = None, *,
-    workers: int | None = None, seed: int = 0, runner: str = "local",
+    workers: Positive | None = None, seed: int = 0, runner: str = "local",
     beam_options: Sequence[str] = (), bars: Bars = silent,
 ) -> Result:  # fmt: skip
     """Prepares a dataset from raw text.
@@ -137,7 +138,7 @@ def prepare(
 
 
 @command
-def inspect(data: Folder, /, *, samples: int = 3, seed: int = 0) -> Result:
+def inspect(data: Folder, /, *, samples: NotNegative = 3, seed: int = 0) -> Result:
     """Shows counts, lengths, padding and instances of a prepared dataset.
 
     Reads: a prepared dataset

@@ -60,8 +60,6 @@ def permute(index: np.ndarray, size: int, key: int) -> np.ndarray:
         return (left << half) | right
 
     result = network(np.asarray(index).astype(np.uint64))
-    outside = result >= size
-    while outside.any():
+    while (outside := result >= size).any():
         result[outside] = network(result[outside])
-        outside = result >= size
     return result.astype(np.int64)

@@ -9,7 +9,6 @@ from bert_jax.text.sentences import check_language
 TEXT_FIELD = "text"
 """Default of `--text_field`."""
 _NOT_RECORDED = ("text_field", "ids_field", "allow_unk", "max_document_bytes")
-_OF_TEXT = ("text_field", "documents", "errors", "sentences", "language")
 
 
 class CorpusOptions(Section):
@@ -68,8 +67,6 @@ class PrepareOptions(CorpusOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_language(self.language)
-        if self.ids_field:
-            self.check_unused(dict(flatten(self)).keys() - {*_OF_TEXT}, f"with ids_field={self.ids_field}; remove it")
 
     @property
     def needs_lines(self) -> bool:

@@ -11,7 +11,6 @@ from bert_jax.batch import HostBatch, map_arrays
 from bert_jax.data.dataset import Counts, DatasetInfo, PreparedDataset, SplitInfo
 from bert_jax.data.loading.loader import TrainRows
 from bert_jax.data.loading.masking import Masking
-from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -19,10 +18,8 @@ log = logging.getLogger(__name__)
 USED_SHARE = 0.95
 """Share of the read tokens that are in instances; below it, a warning says why."""
 
-_FEWEST_DOCUMENTS = 4  # of which two are held out
-_FEWEST_PAIRS = 200
-_FEWEST_RANDOM = 16  # pairs, if all are random
-_RANDOM_SHARE = 0.65  # of pairs; half are expected
+_FEWEST_PAIRS = 16
+_RANDOM_SHARE = 0.8  # of pairs; half are expected
 _SAME_DOCUMENT_SHARE = 0.01  # of random second segments
 _UNITS = ("documents", "sentences", "tokens")
 
@@ -57,8 +54,6 @@ def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, 
     Raises:
       InputError: the dataset was not found or is damaged.
     """
-    if samples < 0:
-        raise InputError(f"samples={samples}: must be at least 0")
     dataset = PreparedDataset(path)
     info, counts = dataset.info, dataset.token_counts()
     found = describe(info)
@@ -72,8 +67,7 @@ def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, 
         "hash": info.hash,
         "seq_len": info.seq_len,
         "pairs": info.options["pairs"],
-        "vocab_size": dataset.tokenizer.vocab_size,
-        "lowercase": dataset.tokenizer.lowercase,
+        "tokenizer": dict(info.tokenizer),
         "unk_rate": float(counts[dataset.tokenizer.unk_id] / max(1, counts.sum())),
         **found,
         "samples": [
@@ -85,26 +79,20 @@ def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, 
 def _sample(tokenizer: Tokenizer, row: HostBatch) -> dict[str, Any]:
     """Shows the pieces of a row; a masked position is {original>input}."""
     pieces = [tokenizer.vocab[token] for token in row["input_ids"][: row["sequence_ids"].sum()].tolist()]
-    predictions = int(row["masked_weights"].sum())
-    for slot in range(predictions):
+    for slot in range(int(row["masked_weights"].sum())):
         position, original = int(row["masked_positions"][slot]), int(row["masked_ids"][slot])
         pieces[position] = f"{{{tokenizer.vocab[original]}>{pieces[position]}}}"
-    return {
-        "text": " ".join(pieces),
-        "tokens": len(pieces),
-        "predictions": predictions,
-        "random_next": bool(row["next_sentence_labels"][0]),
-    }
+    return {"text": " ".join(pieces), "random_next": bool(row["next_sentence_labels"][0])}
 
 
 def render(report: Mapping[str, Any]) -> list[str]:
     """Formats the report of `describe` or `inspect_dataset` as lines for a terminal."""
     lines = []
     if "path" in report:
-        case = "uncased" if report["lowercase"] else "cased"
+        case = "uncased" if report["tokenizer"]["lowercase"] else "cased"
         lines = [
             f"{report['path']}: sequences of {report['seq_len']} tokens, pairs {report['pairs']}, "
-            f"{report['vocab_size']:,} pieces, {case}; [UNK] {report['unk_rate']:.3%} of tokens",
+            f"{report['tokenizer']['vocab_size']:,} pieces, {case}; [UNK] {report['unk_rate']:.3%} of tokens",
             "",
         ]
     rows = {"read": report["read"]}
@@ -126,22 +114,20 @@ def render(report: Mapping[str, Any]) -> list[str]:
                 f"padding {split['padding_share']:.1%}"
             )
     for sample in report.get("samples", ()):
-        b_is = "" if report["pairs"] == "none" else f", B is {'random' if sample['random_next'] else 'next'}"
-        lines += ["", f"{sample['tokens']} tokens, {sample['predictions']} predicted{b_is}", f"  {sample['text']}"]
+        b_is = "" if report["pairs"] == "none" else f"B is {'random' if sample['random_next'] else 'next'}: "
+        lines += ["", b_is + sample["text"]]
     return lines
 
 
 def warn(info: DatasetInfo) -> None:
     """Logs what is unusual about a dataset, each once: text that is lost, the eval split, and the labels of pairs."""
     total, held_out, counts = sum(info.splits.values(), SplitInfo()), info.splits["eval"].documents, describe(info)
-    has_pairs = info.options["pairs"] == "nsp"
-    is_small = total.documents < _FEWEST_DOCUMENTS or held_out < 2
     share = total.random_next / max(1, total.instances)
     causes = {"pairs longer than --seq_len are cut": counts["cut_tokens"]}
     causes |= {f"of the filter of {rule.replace('_', ' ')}": lost["tokens"] for rule, lost in counts["dropped"].items()}
     problems = [
         (
-            info.options["eval_fraction"] and is_small and (has_pairs or not held_out),
+            info.options["eval_fraction"] and held_out < (2 if info.options["pairs"] == "nsp" else 1),
             f"The eval split has {held_out} document(s): the filters keep {total.documents:,} of "
             f"{info.corpus.documents:,}; provide more, or pass --eval_fraction 0",
         ),
@@ -158,7 +144,7 @@ def warn(info: DatasetInfo) -> None:
             "cut others, --pairs none, which cuts nothing, or other filters",
         ),
         (
-            total.instances >= (_FEWEST_RANDOM if share == 1 else _FEWEST_PAIRS) and share > _RANDOM_SHARE,
+            total.instances >= _FEWEST_PAIRS and share > _RANDOM_SHARE,
             f"{share:.0%} of the sentence pairs have a random second segment: documents of one sentence have no next "
             "one; pass --documents file if each file is a document, or --pairs none",
         ),

@@ -18,7 +18,7 @@ from etils import epath
 
 from bert_jax.batch import Batch, HostBatch
 from bert_jax.config_keys import RunConfig
-from bert_jax.data.loading.prefetch import Prefetch
+from bert_jax.data.loading.loader import Prefetch
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.files import remote
 from bert_jax.parallel.mesh import put_batch, put_flag, rows_here

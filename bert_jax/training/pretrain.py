@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.batch import Batch
 from bert_jax.config_keys import PretrainConfig
-from bert_jax.data.loading.prefetch import Prefetch
+from bert_jax.data.loading.loader import Prefetch
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count

@@ -93,9 +93,3 @@ def test_forged_fields_are_refused(copy, key, value):
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match=f"^{re.escape(str(path))}: "):
         PreparedDataset(str(copy))
-
-
-def test_nested_too_deep(copy):
-    (copy / INFO_FILE).write_text("[" * 100_000)
-    with pytest.raises(InputError, match=r"dataset\.json: damaged"):
-        PreparedDataset(str(copy))

@@ -7,12 +7,7 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
 from support import helpers
 
-from bert_jax.data.dataset import (
-    INFO_FILE,
-    TOKEN_COUNTS_FILE,
-    PreparedDataset,
-    lengths_file,
-)
+from bert_jax.data.dataset import INFO_FILE, PreparedDataset
 from bert_jax.data.loading.loader import TrainRows
 from bert_jax.data.loading.masking import Masking
 from bert_jax.errors import BertJaxError, InputError
@@ -92,15 +87,6 @@ def shard_of(folder, split="train"):
 def test_missing_dataset(tmp_path):
     with pytest.raises(InputError, match=r"bert-jax prepare"):
         PreparedDataset(str(tmp_path))
-    with pytest.raises(InputError, match=str(tmp_path / "nowhere")):
-        PreparedDataset(str(tmp_path / "nowhere"))
-
-
-def test_missing_shard(dataset_copy):
-    shard = shard_of(dataset_copy)
-    shard.unlink()
-    with pytest.raises(InputError, match=shard.name):
-        PreparedDataset(str(dataset_copy))
 
 
 def edit_info(folder, change):
@@ -126,22 +112,6 @@ def test_changed_vocabulary(dataset_copy):
     path.unlink()
     with pytest.raises(InputError, match=r"tokenizer\.json"):
         PreparedDataset(str(dataset_copy))
-
-
-def read_array(folder, name):
-    dataset = PreparedDataset(folder)
-    return dataset.token_counts() if name == TOKEN_COUNTS_FILE else dataset.lengths("train")
-
-
-@pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00", b"something else"])
-@pytest.mark.parametrize("name", [TOKEN_COUNTS_FILE, lengths_file("train")])
-def test_damaged_arrays(dataset_copy, name, content):
-    path = dataset_copy / name
-    path.unlink()
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InputError, match=name):
-        read_array(str(dataset_copy), name)
 
 
 # --- In a store -------------------------------------------------------------------------------------------------

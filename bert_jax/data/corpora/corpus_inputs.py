@@ -54,7 +54,7 @@ def is_local_file(path: str) -> bool:
 
 def _expand_one(name: str, text_field: str) -> list[str]:
     if tfds_corpus.is_tfds(name):
-        return [tfds_corpus.normalize(name, text_field)]
+        return [tfds_corpus.PREFIX + ":".join(tfds_corpus.parse(name, text_field))]
     remote.parse_path(name)
     if remote.is_remote(name):
         files = _remote_files(name)
@@ -65,10 +65,9 @@ def _expand_one(name: str, text_field: str) -> list[str]:
         remote.parse_path(file)
     skipped = [path for path in files if files != [name] and not _is_text(path, name)]
     if skipped:
-        problem = "skipped %d file(s) whose names are no text's, such as %s; to read one, name it"
-        log.warning(f"--input=%s: {problem}", name, len(skipped), skipped[0])
-        dropped = {*skipped}
-        files = [path for path in files if path not in dropped]
+        words = "skipped %d file(s) whose names are no text's, such as %s; to read one, name it"
+        log.warning(f"--input=%s: {words}", name, len(skipped), skipped[0])
+        files = sorted({*files} - {*skipped})
     if not files:
         kind = "the pattern matches no file" if glob.has_magic(name) else "not found, or a folder without files"
         raise InputError(f"input={name}: {kind} of text; check it, and quote a pattern to protect it from the shell")

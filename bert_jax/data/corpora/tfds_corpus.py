@@ -36,17 +36,11 @@ def is_tfds(path: str) -> bool:
     return path.startswith(PREFIX)
 
 
-def normalize(path: str, feature: str) -> str:
-    """Returns `tfds:NAME:SPLIT:FEATURE`, with the defaults `train` and `feature`.
+def parse(path: str, feature: str = TEXT_FIELD) -> tuple[str, str, str]:
+    """Returns name, split (by default `train`) and feature (by default `feature`) of `tfds:NAME[:SPLIT[:FEATURE]]`.
 
-    Raises:
-      InputError: the input is not of the form `tfds:NAME[:SPLIT[:FEATURE]]`.
+    Raises InputError for an input of another form.
     """
-    return PREFIX + ":".join(_parse(path, feature))
-
-
-def _parse(path: str, feature: str = TEXT_FIELD) -> tuple[str, str, str]:
-    """Returns name, split and feature."""
     match = _INPUT.fullmatch(path)
     if match is None:
         raise InputError(f"{path}: expected tfds:NAME, tfds:NAME:SPLIT or tfds:NAME:SPLIT:FEATURE")
@@ -60,7 +54,7 @@ def examples(path: str) -> tuple[int, int]:
       InputError: the dataset is not prepared, is not in ArrayRecord format, or lacks the split, examples in it, the
         text feature, or some of its files.
     """
-    name, split, feature = _parse(path)
+    name, split, feature = parse(path)
     info = _open(name).info
     known = [key for key, value in info.features.items() if value.shape == () and value.np_dtype == np.object_]
     if feature not in known:
@@ -81,7 +75,7 @@ def texts(path: str, start: int, end: int | None, utf8: Utf8) -> Iterator[str]:
     """
     import tensorflow_datasets as tfds
 
-    name, split, feature = _parse(path)
+    name, split, feature = parse(path)
     builder = _open(name)
     with _errors(path):
         records = builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)

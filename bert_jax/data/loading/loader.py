@@ -4,7 +4,10 @@ The loaders are stateless: a run resumes from one integer, and any process can c
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -12,12 +15,16 @@ from bert_jax.batch import HostBatch, map_arrays
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.hashing import key_from, permute
 from bert_jax.data.loading.masking import Masking, mask_batch, mask_keys
-from bert_jax.data.loading.packing import count_rows, most_predictions, pack, pack_batch
+from bert_jax.data.loading.packing import most_predictions, pack, pack_batch, pack_lengths
 from bert_jax.errors import InputError
 
 PACKED_TOGETHER = 1 << 14
 """Instances that are packed together, and whose rows are shuffled together: a random sample of the dataset."""
 _CHUNKS_KEPT = 8
+_CORES_A_THREAD = 4  # NumPy releases the interpreter's lock for most of the time, but not for all of it
+_MOST_THREADS = 4
+_AHEAD = 3  # finished items that wait, beside those that the threads compute
+T = TypeVar("T")
 _PERIOD = 4096  # rows in which the count of each source is exact to one row
 _ONE = 1 << 32  # fixed-point representation of the share 1
 
@@ -123,7 +130,9 @@ class TrainRows:
         lengths = dataset.lengths("train")
         if max_sequences > 1:
             self._chunks = [lengths[at : at + PACKED_TOGETHER] for at in range(0, instances, PACKED_TOGETHER)]
-            self._chunk_rows = np.array([count_rows(chunk, self._seq_len, max_sequences) for chunk in self._chunks])
+            self._chunk_rows = np.array(
+                [sum(count for count, _ in pack_lengths(chunk, self._seq_len, max_sequences)) for chunk in self._chunks]
+            )
             self._chunk_order = functools.lru_cache(_CHUNKS_KEPT)(self._order_of_chunks)
             self._packed = functools.lru_cache(_CHUNKS_KEPT)(self._pack_chunk)
         self.size = instances if max_sequences == 1 else int(self._chunk_rows.sum())
@@ -348,3 +357,34 @@ class EvalLoader:
 
     def __iter__(self) -> Iterator[HostBatch]:
         return (self.batch(number) for number in range(self.batches))
+
+
+class Prefetch(Generic[T]):
+    """Iterator over `make(step)` for step in [start, stop), computed in background threads by Grain, in order.
+
+    An exception in a thread is raised by `next` in place of the item. Call `close` when stopping early. `waited` is the
+    time in seconds that the consumer has waited for items.
+    """
+
+    def __init__(self, make: Callable[[int], T], start: int, stop: int):
+        import grain
+
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        threads = min(max(cores // _CORES_A_THREAD, 1), _MOST_THREADS)
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads + _AHEAD)
+        steps = grain.MapDataset.range(start, max(start, stop))
+        self._items: Any = iter(steps.map(make).to_iter_dataset(options))
+        self.waited = 0.0
+
+    def __iter__(self) -> Iterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        began = time.perf_counter()
+        item: T = next(self._items)
+        self.waited += time.perf_counter() - began
+        return item
+
+    def close(self) -> None:
+        """Stops the threads, each after the item that it computes."""
+        self._items.close()

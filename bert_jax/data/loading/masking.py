@@ -37,16 +37,11 @@ class Masking:
     whole_word: bool = False
 
     def __post_init__(self) -> None:
-        shares = (self.mask_token, self.keep_token, self.random_token)
-        if not (min(shares) >= 0 and abs(sum(shares) - 1) <= 1e-6):  # written to refuse NaN as well
+        if abs(self.mask_token + self.keep_token + self.random_token - 1) > 1e-6:
             raise InputError(
                 f"objective.mask_token={self.mask_token}, keep_token={self.keep_token}, random_token="
                 f"{self.random_token}: must be shares that sum to 1, such as 0.8, 0.1 and 0.1"
             )
-        if not 0 < self.mask_rate <= 1:
-            raise InputError(f"objective.mask_rate={self.mask_rate}: must be a share in (0, 1]")
-        if self.max_predictions < 1 and self.max_predictions != -1:
-            raise InputError(f"data.max_predictions={self.max_predictions}: must be at least 1, or -1 for no maximum")
 
     def predictions(self, lengths: np.ndarray | int) -> np.ndarray:
         """Returns the number of predictions [B] in sequences of the given lengths [B]."""
@@ -121,11 +116,6 @@ def mask_batch(
 _LAST = np.uint64(1 << 63)
 
 
-def _in_random_order(order: np.ndarray, candidates: np.ndarray) -> np.ndarray:
-    """Returns columns [B, L] sorted by random bits, candidates first; the top bit marks other tokens."""
-    return np.argsort((order >> np.uint64(1)) | np.where(candidates, np.uint64(0), _LAST), axis=1)
-
-
 def _choose_tokens(order: np.ndarray, maskable: np.ndarray, targets: np.ndarray) -> np.ndarray:
     """Returns bool [B, L]: the first `targets` [B] candidates of each row in random order."""
     counts = np.minimum(targets, np.count_nonzero(maskable, axis=1))
@@ -150,7 +140,7 @@ def _choose_words(order: np.ndarray, maskable: np.ndarray, continues: np.ndarray
     starts = maskable & (~continues | (np.cumsum(maskable, axis=1) == 1))
     word = np.maximum(np.cumsum(starts, axis=1) - 1, 0)  # index of each column's word; valid for candidates only
     sizes = np.bincount((np.arange(rows)[:, None] * length + word)[maskable], minlength=rows * length)
-    first_columns = _in_random_order(order, starts)
+    first_columns = np.argsort(np.where(starts, order >> np.uint64(1), _LAST | (order >> np.uint64(1))), axis=1)
     word_at = np.take_along_axis(word, first_columns, axis=1)
     size_at = np.take_along_axis(sizes.reshape(rows, length), word_at, axis=1)
     taken = np.zeros_like(maskable)  # by word

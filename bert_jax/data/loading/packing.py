@@ -57,11 +57,6 @@ def pack_lengths(lengths: np.ndarray, seq_len: int, max_sequences: int) -> list[
     return full + [entry for room in rooms for entry in open_rows[room]]
 
 
-def count_rows(lengths: np.ndarray, seq_len: int, max_sequences: int) -> int:
-    """Returns the number of rows that `pack` makes of sequences of `lengths` [N]."""
-    return sum(count for count, _ in pack_lengths(lengths, seq_len, max_sequences))
-
-
 def pack(lengths: np.ndarray, seq_len: int, max_sequences: int, key: int) -> np.ndarray:
     """Returns rows int64 [R, max_sequences] of indices into `lengths`, -1 for an empty slot.
 
@@ -115,9 +110,8 @@ def pack_batch(sequences: HostBatch, is_used: np.ndarray, seq_len: int, predicti
     packed["input_ids"].fill(pad_id)
     # A row's tokens are those of its sequences in order: both masks select the same tokens in the same order.
     target = np.arange(seq_len) < placed.sum(axis=1)[:, None]
-    packed["input_ids"][target] = sequences["input_ids"][is_real]
-    packed["token_type_ids"][target] = sequences["token_type_ids"][is_real]
-    packed["positions"][target] = sequences["positions"][is_real]
+    for name in ("input_ids", "token_type_ids", "positions"):
+        packed[name][target] = sequences[name][is_real]
     packed["sequence_ids"][target] = np.repeat(slot_of.astype(np.int32) + 1, lengths)
 
     is_predicted = sequences["masked_weights"] > 0

@@ -8,6 +8,7 @@ duplicate task writes the same file again.
 import contextlib
 import io
 import logging
+import os
 import pickle
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import PipelineState
 from etils import epath
 
-from bert_jax.data.preparation.worker_pool import Result, Task, one_thread
+from bert_jax.data.preparation.worker_pool import Result, Task
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic
 
@@ -69,16 +70,14 @@ def open_pipeline(runner: str, flags: Sequence[str]) -> beam.Pipeline:
             options = PipelineOptions([*flags, f"--runner={runner}"])
             options.get_all_options()
             return beam.Pipeline(options=options)
-    except SystemExit as stopped:
-        message = stderr.getvalue().strip().splitlines()[-1]
-        raise InputError(f"runner={runner}: invalid option: {message}") from stopped
-    except (ValueError, ImportError, AttributeError) as error:
-        raise InputError(f"runner={runner}: {error}") from error
+    except (SystemExit, ValueError, ImportError, AttributeError) as error:
+        problem = stderr.getvalue().strip().splitlines()[-1] if isinstance(error, SystemExit) else error
+        raise InputError(f"runner={runner}: {problem}") from error
 
 
 def _run_task(task: tuple[str, bytes], function: Callable[[Any], Result]) -> None:
     """Writes the result of a pickled task, or its InputError, which Beam would retry and report in a traceback."""
-    one_thread()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker has one core
     try:
         result: Any = (function(pickle.loads(task[1])),)
     except InputError as error:

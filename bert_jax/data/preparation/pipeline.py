@@ -72,9 +72,7 @@ def prepare(
       OSError: the disk is full.
     """
     folder = atomic.new_folder(output)
-    if workers < 1:
-        raise InputError(f"workers={workers}: must be at least 1")
-    _check_runner(runner, beam_options)
+    beam = _open_beam(runner, beam_options)
     if options.sentences == "split":
         warn_of_language(options.language)
     slices = [] if any(map(is_stream, inputs)) else corpus.plan(inputs, options)  # streams are first copied
@@ -87,9 +85,7 @@ def prepare(
             corpus.warn_of_text(slices, options, lowercase=tokenizer.lowercase)
         job = Job(tokenizer, options, seed, local, str(new))
         run_tasks: RunTasks = partial(map_tasks, workers=workers)
-        if runner != LOCAL:
-            from bert_jax.data.preparation import beam
-
+        if beam:
             if remote.is_remote(folder):  # whose objects are written atomically, and where all workers write
                 job = replace(job, work=f"{folder}/work", output=str(folder))
                 stack.callback((folder / "work").rmtree, missing_ok=True)
@@ -105,20 +101,24 @@ def prepare(
     return info
 
 
-def _check_runner(runner: str, beam_options: Sequence[str]) -> None:
-    """Raises InputError for an unknown runner, for options that it does not support, or without Beam."""
+def _open_beam(runner: str, beam_options: Sequence[str]) -> Any:
+    """Returns the module `beam`; None for the local runner.
+
+    Raises InputError for an unknown runner, for options that it does not support, or without Beam.
+    """
     if runner == LOCAL:
         if beam_options:
             raise InputError(f"{beam_options[0]}: an option of Beam, and runner=local; pass --runner DirectRunner")
-        return
+        return None
     logging.disable(logging.WARNING)  # Beam warns on import if BigQuery is missing
     try:
-        from bert_jax.data.preparation.beam import open_pipeline
+        from bert_jax.data.preparation import beam
     except ModuleNotFoundError as error:
         raise InputError(f"runner={runner}: {error}; run {install_hint('beam')}") from error
     finally:
         logging.disable(logging.NOTSET)
-    open_pipeline(runner, beam_options)
+    beam.open_pipeline(runner, beam_options)
+    return beam
 
 
 def _build(
@@ -132,10 +132,9 @@ def _build(
         raise InputError(f"input={slices[0].path}: the corpus contains no text; check its files")
     unknown = sum(run.unknown for run in runs) / read.tokens
     if unknown > options.allow_unk:
-        case = "uncased" if job.tokenizer.lowercase else "cased"
         raise InputError(
-            f"allow_unk={options.allow_unk:g}: {unknown:.1%} of the tokens are [UNK]: the vocabulary ({case}) does not "
-            f"match; train one on such text, or pass allow_unk={min(1.0, int(unknown * 20 + 1) / 20):g}"
+            f"allow_unk={options.allow_unk:g}: {unknown:.1%} of the tokens are [UNK]: the vocabulary does not match; "
+            f"train one on such text, or pass allow_unk={min(1.0, int(unknown * 20 + 1) / 20):g}"
         )
     repeated = _repeated_lines(runs, read, job, run_tasks)
     buckets = shards.make_buckets(runs, options, repeated)
@@ -149,11 +148,8 @@ def _build(
         for rule in RULES
     }
     if not any(shard.info.instances for shard in splits["train"]):
-        lost = ", ".join(f"{RULES[rule]} {counts.tokens:,}" for rule, counts in dropped.items())
-        raise InputError(
-            f"eval_fraction={options.eval_fraction}: the train split is empty; of {read.tokens:,} tokens, the filters "
-            f"drop: {lost}; provide more text, or other filters"
-        )
+        lost = ", ".join(f"{counts.tokens:,} by {RULES[rule]}" for rule, counts in dropped.items())
+        raise InputError(f"eval_fraction={options.eval_fraction}: the train split is empty; filters drop {lost} tokens")
     arrays = {TOKEN_COUNTS_FILE: np.asarray(sum(shard.token_counts for shard in splits["train"]))}
     for name, split in splits.items():
         lengths = [np.zeros(0, np.uint16), *(shard.lengths for shard in split)]

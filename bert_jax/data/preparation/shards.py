@@ -21,7 +21,6 @@ from bert_jax.files import atomic
 
 _WRITER_OPTIONS = "group_size:16"  # records compressed and read together: fewer make larger files, more slower reads
 _COUNTED_TOKENS = 1 << 20  # at once
-_WRITTEN = 1 << 14  # instances at once
 
 RULES = {"duplicate_documents": "drop_duplicates", "repeated_lines": "max_line_repeats"}
 """Option of each filter, by the name of what it drops."""
@@ -161,8 +160,7 @@ def make_buckets(runs: Sequence[Run], options: PrepareOptions, repeated: Run) ->
     if options.eval_fraction:
         lowest = NO_HASHES  # at least two are held out of four or more
         for hashes in hash_ranges(EVERY, counts.tokens, options.bucket_tokens):
-            names = ["lines"] if of_lines else []
-            found, _ = read_documents(runs, options, repeated.read("hashes"), hashes, *names)
+            found, _ = read_documents(runs, options, repeated.read("hashes"), hashes, *(["lines"] * of_lines))
             lowest = np.unique(np.concatenate([lowest, found["lines" if of_lines else "hashes"]]))[:4]
             if len(lowest) >= 4 and not of_lines:
                 break
@@ -270,19 +268,16 @@ def _write_shard(
     flags = np.full(len(spans), SINGLE) if job.options.pairs == "none" else spans[:, 4] * RANDOM_NEXT
     headers = make_headers(ids[order], spans[:, 1] - spans[:, 0], spans[:, 3] - spans[:, 2], flags)
     data = tokens.data.cast("B") if len(tokens) else b""
+    ends = spans[:, :4].astype(np.int64) * tokens.itemsize
     path = f"{job.output}/{bucket.file}"
     content = new_digest()
     with atomic.whole_path(path) as local:
         try:
             writer = ArrayRecordWriter(str(local), _WRITER_OPTIONS)
-            for start in range(0, len(spans), _WRITTEN):  # Python's integers take more memory than the arrays
-                header, size = headers[start : start + _WRITTEN].tobytes(), headers.itemsize
-                ends = spans[start : start + _WRITTEN, :4].astype(np.int64) * tokens.itemsize
-                for at, (a_start, a_stop, b_start, b_stop) in enumerate(ends.tolist()):
-                    parts = header[at * size : (at + 1) * size], data[a_start:a_stop], data[b_start:b_stop]
-                    record = b"".join(parts)
-                    content.update(record)
-                    writer.write(record)
+            for header, (a_start, a_stop, b_start, b_stop) in zip(headers, ends, strict=True):
+                record = b"".join((header.tobytes(), data[a_start:a_stop], data[b_start:b_stop]))
+                content.update(record)
+                writer.write(record)
             writer.close()
             ArrayRecordReader(str(local)).close()  # fails if the disk was full
         except (RuntimeError, ValueError) as error:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.data.corpora import corpus
-from bert_jax.data.corpora.record_corpus import token_documents
 from bert_jax.data.dataset import Counts
 from bert_jax.data.hashing import key_from
 from bert_jax.data.options import PrepareOptions
@@ -117,7 +116,7 @@ def _texts(pieces: Sequence[corpus.Slice], job: Job) -> Iterator[_Text]:
         split = partial(sentences.split, language=options.language)
     for piece in pieces:
         if options.ids_field:
-            for ids in token_documents(piece.path, piece.start, piece.end, options.ids_field, job.tokenizer):
+            for ids in corpus.token_documents(piece.path, piece.start, piece.end, options.ids_field, job.tokenizer):
                 text_hash, *hashes = (key_from(part.decode("latin-1")) for part in (b"".join(ids), *ids))
                 yield text_hash, [(line_hash, [sentence]) for line_hash, sentence in zip(hashes, ids, strict=True)]
         else:

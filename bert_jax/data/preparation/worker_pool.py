@@ -35,13 +35,8 @@ def map_tasks(function: Callable[[Task], Result], tasks: Sequence[Task], workers
             ) from error
 
 
-def one_thread() -> None:
-    """Disables threads of the tokenizer in a worker, which has one core."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-
-
 def _start_worker(level: int) -> None:
-    one_thread()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a worker has one core
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
     logging.getLogger("bert_jax").setLevel(level)
     threading.Thread(target=_end_with_parent, daemon=True).start()

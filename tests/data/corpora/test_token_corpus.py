@@ -10,7 +10,6 @@ from support import helpers
 from support.preparing import files, run
 
 from bert_jax.data.corpora import corpus
-from bert_jax.data.options import PrepareOptions
 from bert_jax.errors import InputError
 from bert_jax.text.sentences import lines
 
@@ -97,15 +96,3 @@ def test_what_has_no_ids_is_refused(name, rows, field, words, tokenizer, tmp_pat
         write(path, rows)
     with pytest.raises(InputError, match=rf"{name}.*{words}"):
         run(path, tokenizer, tmp_path / "data", ids_field=field)
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [
-        ("text_field", "body"), ("documents", "file"), ("errors", "replace"), ("sentences", "lines"),
-        ("language", "de"),
-    ],
-)  # fmt: skip
-def test_options_of_text_are_refused(option: str, value: object):
-    with pytest.raises(InputError, match=rf"{option}.*ids_field=ids"):
-        PrepareOptions(ids_field="ids", **{option: value})

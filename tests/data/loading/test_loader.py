@@ -7,14 +7,8 @@ import pytest
 from support import helpers
 
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.loading.loader import (
-    EvalLoader,
-    TrainLoader,
-    TrainRows,
-    next_token_targets,
-)
+from bert_jax.data.loading.loader import EvalLoader, Prefetch, TrainLoader, TrainRows, next_token_targets
 from bert_jax.data.loading.masking import Masking
-from bert_jax.data.loading.prefetch import Prefetch
 
 SHAPES = {
     "input_ids": (16, 64), "token_type_ids": (16, 64), "positions": (16, 64), "sequence_ids": (16, 64),

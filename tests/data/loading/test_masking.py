@@ -1,13 +1,16 @@
+"""Masks: their shares, and that they are those of a plain port of the reference's rule with our random draws."""
+
 import numpy as np
 import pytest
 
-from bert_jax.data.hashing import key_from
+from bert_jax.data.hashing import key_from, random_bits
+from bert_jax.data.loading import masking as ours
 from bert_jax.data.loading.masking import Masking, mask_batch, mask_keys, prediction_counts
-from bert_jax.errors import InputError
 
 PAD, CLS, SEP, MASK = 0, 2, 3, 4
 VOCAB = 997
 FIRST = 5  # ordinary ids are [FIRST, VOCAB)
+CONTINUATION = np.arange(VOCAB) >= 500  # every id from 500 on begins with ##
 
 
 def make_rows(rng, lengths, width):
@@ -120,25 +123,61 @@ def test_keys_are_of_instance_seed_and_epoch():
     assert mixed.tolist() == [table[5, 0], table[8, 1]]
 
 
-# --- Options ----------------------------------------------------------------------------------------------------
+# --- The reference ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"mask_token": 0.9}, r"objective\.mask_token=0\.9\b"),
-        ({"mask_token": -0.1, "keep_token": 1.0}, r"objective\.mask_token=-0\.1\b"),
-        ({"mask_token": float("nan")}, r"objective\.mask_token=nan\b"),
-        ({"mask_rate": 0.0}, r"objective\.mask_rate=0\.0:"),
-        ({"mask_rate": 1.5}, r"objective\.mask_rate=1\.5:"),
-        ({"mask_rate": float("nan")}, r"objective\.mask_rate=nan:"),
-        ({"max_predictions": 0}, "max_predictions=0"),
-        ({"max_predictions": -2}, "max_predictions=-2"),
-    ],
-)
-def test_invalid_options_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        Masking(**{"max_predictions": 20, **options})
+def reference_mask(ids, maskable, length, key, masking):
+    """Ports google-research/bert's create_masked_lm_predictions for one row, with our hashes as random draws."""
+    words = []
+    for column, token in enumerate(ids.tolist()):
+        if not maskable[column]:
+            continue
+        if masking.whole_word and words and CONTINUATION[token]:
+            words[-1].append(column)
+        else:
+            words.append([column])
+
+    def draw(name, column):
+        return int(random_bits(np.uint64(key) ^ getattr(ours, name), np.uint64(column)))
+
+    words.sort(key=lambda word: draw("_CHOICE", word[0]) >> 1)
+    wanted = min(masking.max_predictions, max(1, round(int(length) * masking.mask_rate)))
+    output, chosen = ids.copy(), []
+    for word in words:
+        if len(chosen) >= wanted:
+            break
+        if len(chosen) + len(word) > wanted:
+            continue
+        for column in word:
+            chosen.append(column)
+            action = (draw("_ACTION", column) >> 11) * 2.0**-53
+            if action < masking.mask_token:
+                output[column] = MASK
+            elif action >= masking.mask_token + masking.keep_token:
+                output[column] = ((draw("_TOKEN", column) >> 32) * VOCAB) >> 32
+    chosen.sort()
+    return output, chosen
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+@pytest.mark.parametrize(("rate", "most"), [(0.15, 20), (0.5, 100), (0.15, 3)])
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.9])
+def test_masks_are_the_references_for_the_same_draws(whole_word, rate, most, share):
+    masking = Masking(most, mask_rate=rate, whole_word=whole_word)
+    rng = np.random.default_rng(1)
+    ids, maskable, lengths = make_rows(rng, rng.integers(6, 65, 200), 64)
+    pieces = 495 * (rng.random(ids.shape) < share)
+    ids = np.where(maskable, FIRST + ids % (500 - FIRST) + pieces, ids).astype(np.int32)
+    keys = some_keys(200)
+    batch = mask_batch(
+        ids, maskable, lengths, keys, masking, mask_id=MASK, vocab_size=VOCAB, continues_word=CONTINUATION[ids]
+    )
+    for row in range(200):
+        expected, chosen = reference_mask(ids[row], maskable[row], lengths[row], keys[row], masking)
+        count = int(batch["masked_weights"][row].sum())
+        assert batch["masked_positions"][row, :count].tolist() == chosen
+        assert batch["masked_ids"][row, :count].tolist() == ids[row, chosen].tolist()
+        assert batch["input_ids"][row].tolist() == expected.tolist()
 
 
 def assert_shares(counts, shares):
