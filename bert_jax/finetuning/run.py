@@ -141,7 +141,6 @@ def _set_up(config: FinetuneConfig, mesh: Mesh, needs_scores: bool) -> _Setup:
             raise InputError("task.dev: a search requires a labelled split to compare runs; set it to a labelled file")
         log.warning("No split has labels, so that nothing is scored; set task.dev to a labelled file")
     head = TaskHead(task.kind, task.size, **to_dict(config.head))
-    check_head(head, mesh)
     platform = mesh.devices.flat[0].platform
     order = BatchOrder(rows, config, functools.partial(finetuning_flops, model, head), platform, model.is_decoder)
     log.info(
@@ -294,6 +293,12 @@ def check_config(config: FinetuneConfig) -> None:
         raise InputError(f"task.kind={config.task.kind}: must be one of {', '.join(KINDS)}")
     if config.head.bilstm_layers > 1 and not config.head.bilstm:
         raise InputError(f"head.bilstm_layers={config.head.bilstm_layers}: requires a BiLSTM; set head.bilstm=768")
+    head = TaskHead(KINDS[config.task.kind].kind, 1, **to_dict(config.head))
+    if head.features == "embeddings" and not head.bilstm and not head.per_token:
+        raise InputError(
+            "head.features=embeddings: without a BiLSTM the head reads only the embedding of [CLS], which does not "
+            "depend on the text; set head.bilstm"
+        )
     if not config.init:
         raise InputError("init=: expected the checkpoint to start from, such as init=runs/base")
 
@@ -312,22 +317,13 @@ def model_of(config: FinetuneConfig, encoder: BertConfig, mesh: Mesh) -> BertCon
             f"head.features={features}: requires at least {layers_needed(features)} layers, the encoder has "
             f"{model.num_hidden_layers}; use embeddings, last or sum_all"
         )
+    if 2 * config.head.bilstm % mesh.shape["fsdp"]:
+        raise InputError(
+            f"head.bilstm={config.head.bilstm}: 2 * head.bilstm is not divisible by mesh.fsdp={mesh.shape['fsdp']}"
+        )
     check_divisibility(mesh, model, config.global_batch_size, config.gradient_accumulation)
     check_attention(config, model, config.task.max_seq_len, mesh)
     return model
-
-
-def check_head(head: TaskHead, mesh: Mesh) -> None:
-    """Raises InputError for a head that the task or the mesh does not support."""
-    if head.features == "embeddings" and not head.bilstm and not head.per_token:
-        raise InputError(
-            "head.features=embeddings: without a BiLSTM the head reads only the embedding of [CLS], which does not "
-            "depend on the text; set head.bilstm"
-        )
-    if 2 * head.bilstm % mesh.shape["fsdp"]:
-        raise InputError(
-            f"head.bilstm={head.bilstm}: 2 * head.bilstm is not divisible by mesh.fsdp={mesh.shape['fsdp']}"
-        )
 
 
 # Keys that may change when a run resumes; init and data.path if parameters and examples are the same there.

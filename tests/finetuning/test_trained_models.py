@@ -62,22 +62,6 @@ def test_a_tagger_reads_columns_and_rows_alike(models: dict[str, str], tmp_path:
     assert bert_jax.load(models["ner"]).predict(text) == [{key: expected[key] for key in ("words", "prediction")}]
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "content", "texts"),
-    [
-        ("ner", "a.csv", "idx,body\nr1,the old ship\n", ("body",)),
-        ("stsb", "a.csv", "idx,sentence1,sentence2\nr1,the ship,a fox\n", ()),
-        ("choice", "a.jsonl", json.dumps({"guid": "r1", "context": "the ship", "endings": ["sees .", "hears ."]}), ()),
-        ("squad", "a.json", json.dumps({"data": [{"paragraphs": [
-            {"context": "the old fox .", "qas": [{"id": "r1", "question": "the fox ?"}]}]}]}), ()),
-    ],
-)  # fmt: skip
-def test_ids_of_each_kind(models: dict[str, str], kind: str, name: str, content: str, texts: tuple, tmp_path: Path):
-    (line,) = said(models[kind], tmp_path, name, content, texts=texts)
-    assert next(iter(line)) == "id"
-    assert line["id"] == "r1"
-
-
 def test_a_tagger_reads_one_text_and_needs_tags_to_be_scored(models: dict[str, str], tmp_path: Path):
     pair = json.dumps({"sentence1": "the ship", "sentence2": "the fox"})
     for texts in ((), ("sentence1", "sentence2")):

@@ -41,22 +41,6 @@ def test_shapes_of_states_and_logits(bert: bert_jax.PreTrained, vocabulary: list
     assert len(set(best) & set(vocabulary)) == 5
 
 
-def test_a_text_is_the_same_alone_and_padded(bert: bert_jax.PreTrained):
-    texts, pairs = ["the ship .", "a storm near the harbour sees the moon ."], ["the old owl hears a ghost .", "star ."]
-    batch = bert.batch(texts, pairs)
-    assert not np.asarray(batch["sequence_ids"]).all()
-    forward = jax.jit(lambda batch: (bert.model.encode(batch)[0], bert.model(batch)))
-    together, (mlm, nsp) = forward(batch)
-    for row, (text, pair) in enumerate(zip(texts, pairs, strict=True)):
-        alone = bert.batch(text, pair)
-        length = alone["input_ids"].shape[1]
-        assert alone["token_type_ids"][0].tolist() == bert.tokenizer.encode_with_special_tokens(text, pair)[1]
-        encoded, (mlm_alone, nsp_alone) = forward(alone)
-        np.testing.assert_allclose(encoded[0], together[row, :length], atol=1e-5)
-        np.testing.assert_allclose(mlm_alone[0], mlm[row, :length], atol=1e-4)
-        np.testing.assert_allclose(nsp_alone[0], nsp[row], atol=1e-5)
-
-
 def test_all_methods_encode_a_text_alike(bert: bert_jax.PreTrained):
     """Special tokens in a text are these tokens, as in `transformers`."""
     for text, pair in (("the [MASK] was old .", None), ("the ship [SEP] a", "the [MASK] ."), ("", ""), ("a", "")):
@@ -70,6 +54,7 @@ def test_all_methods_encode_a_text_alike(bert: bert_jax.PreTrained):
     long = bert.encode("the [MASK] . " * 40, "a ship .")
     assert long.input_ids.shape == (1, 64)
     assert long.input_ids[0, -5:].tolist() == bert.batch("x", "a ship .")["input_ids"][0, -5:].tolist()
+    np.testing.assert_array_equal(bert.embed("the ship " * 60), bert.embed("the ship " * 31))
 
 
 @pytest.mark.parametrize(
@@ -176,11 +161,6 @@ def test_vectors_average_special_tokens_and_no_padding(bert: bert_jax.PreTrained
         np.testing.assert_allclose(cls[row], states[0], atol=1e-5)
     np.testing.assert_allclose(bert.embed(TEXTS, batch_size=1), mean, atol=1e-5)
     np.testing.assert_allclose(bert.embed(TEXTS[1]), mean[1:2], atol=1e-5)
-
-
-def test_a_long_text_is_truncated(bert: bert_jax.PreTrained):
-    assert bert.encode("the ship " * 60).mask.shape == (1, 64)
-    np.testing.assert_array_equal(bert.embed("the ship " * 60), bert.embed("the ship " * 31))
 
 
 @pytest.mark.parametrize(
