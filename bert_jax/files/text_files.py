@@ -130,10 +130,8 @@ class Utf8:
             return data.decode()
         except UnicodeDecodeError as error:
             if self.errors == "strict":
-                raise ValueError(
-                    f"not UTF-8 (byte 0x{data[error.start]:02x}); re-encode it, such as with iconv -f ISO-8859-1 -t "
-                    "UTF-8, or pass --errors replace to prepare and vocab"
-                ) from error
+                fix = "re-encode it, such as with iconv, or pass --errors replace to prepare and vocab"
+                raise ValueError(f"not UTF-8 (byte 0x{data[error.start]:02x}); {fix}") from error
         self.replaced += 1
         return data.decode("utf-8", self.errors)
 

@@ -89,9 +89,6 @@ class Tokenizer:
         begin, inside = self.encode_batch(["a", " a"])
         self.word_prefix = "" if begin == inside else " "
 
-    def __repr__(self) -> str:
-        return f"Tokenizer({self.kind}, {self.vocab_size} pieces, lowercase={self.lowercase}, {self.sha256[:8]})"
-
     def __reduce__(self) -> tuple[Any, ...]:
         return _unpickled, (json.dumps(self.to_json()),)
 
@@ -264,10 +261,7 @@ def read_settings(folder: epath.Path) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for name in (SPECIAL_TOKENS_MAP, SETTINGS):
         if remote.exists(folder / name):
-            try:
-                settings = {**settings, **json.loads(atomic.read_whole(folder / name))}
-            except (ValueError, TypeError, RecursionError) as error:
-                raise InputError(f"{folder / name}: expected a JSON object ({error!s:.200})") from error
+            settings |= atomic.read_json(folder / name)
     return settings
 
 

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.errors import InputError
-from bert_jax.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 CONTINUATION = "##"
 
@@ -42,8 +42,6 @@ def wordpiece_tokenizer(vocab: Sequence[str], lowercase: bool, *, strip_accents:
       InputError: a special token is missing, or a piece is empty, duplicate or contains a line end.
     """
     ids = {piece: index for index, piece in enumerate(vocab)}
-    if missing := [token for token in SPECIAL_TOKENS if token not in ids]:
-        raise InputError(f"the vocabulary lacks special tokens: {' '.join(missing)}; add a line for each")
     if len(ids) < len(vocab):
         duplicate = next(piece for index, piece in enumerate(vocab) if ids[piece] != index)
         raise InputError(f"the vocabulary has two pieces {duplicate!r}; rename one, as [unused1]: other ids stay")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support import helpers, sources
-from support.torch_models import LABELS, require_torch, save_torch, torch_outputs
+from support.torch_models import require_torch, save_torch, torch_outputs
 
 import bert_jax
 from bert_jax import cli
@@ -196,28 +196,6 @@ def test_layers_of_the_command(vocabulary: list[str], tmp_path: Path):
 
 
 # --- Tasks -----------------------------------------------------------------------------------------------------------
-
-
-def test_predictions_have_the_names_of_labels(vocabulary: list[str], tmp_path: Path, capsys: pytest.CaptureFixture):
-    model = save_torch(tmp_path / "hf", vocabulary, "BertForSequenceClassification")
-    assert cli.main(["import", f"--source={tmp_path / 'hf'}", f"--output={tmp_path / 'imported'}"]) == 0
-    assert json.loads(capsys.readouterr().out)["task"] == "text"
-    (tmp_path / "new.csv").write_text("text,label\n" + "".join(f"{text},good\n" for text in PAIRS))
-    command = [f"--checkpoint={tmp_path / 'imported'}"]
-    predict = ["predict", *command, f"--input={tmp_path / 'new.csv'}", f"--output={tmp_path / 'out.jsonl'}"]
-    assert cli.main(predict) == 0
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "hf")
-    with torch.no_grad():
-        probabilities = model(**tokenizer(PAIRS, return_tensors="pt", padding=True)).logits.softmax(-1).numpy()
-    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-    names = LABELS["BertForSequenceClassification"]
-    for row, expected in zip(rows, probabilities, strict=True):
-        assert row["prediction"] == names[expected.argmax()]
-        np.testing.assert_allclose([row["probabilities"][name] for name in names], expected, atol=2e-6)
-    capsys.readouterr()
-    assert cli.main(["evaluate", *command, f"--data={tmp_path / 'new.csv'}"]) == 0
-    accuracy = json.loads(capsys.readouterr().out)["scores"]["new.csv"]["accuracy"]
-    assert accuracy == pytest.approx(np.mean(probabilities.argmax(-1) == 2))
 
 
 def test_id2label_decides_the_names(vocabulary: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture):

@@ -8,7 +8,6 @@ import tokenizers
 from support import sources
 
 from bert_jax.interop.importing import import_checkpoint, open_tokenizer
-from bert_jax.text.wordpiece import wordpiece_tokenizer
 
 
 def edit_tokenizer(folder: Path, part: str, **values: object) -> None:
@@ -36,18 +35,6 @@ def test_case_is_what_the_folder_says_or_what_is_given(folder: Path):
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-@pytest.mark.parametrize("rules", [{}, {"strip_accents": False}, {"strip_accents": True}], ids=str)
-def test_a_tokenizer_of_our_own(rules: dict, lowercase: bool, folder: Path, vocabulary: list[str]):
-    tokenizer = wordpiece_tokenizer(vocabulary, lowercase, **rules)
-    for name in ("vocab.txt", "tokenizer_config.json"):
-        (folder / name).unlink(missing_ok=True)
-    (folder / "tokenizer.json").write_bytes(tokenizer.file_bytes())
-    imported = import_checkpoint(str(folder), str(folder.with_name("output"))).tokenizer
-    assert imported.to_json() == tokenizer.to_json()
-    assert imported.sha256 == tokenizer.sha256
-
-
-@pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("strip_accents", [True, False])
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "tokenizer.json"])
 def test_accents_are_what_the_folder_says(
@@ -65,12 +52,6 @@ def test_accents_are_what_the_folder_says(
     letter = "É".lower() if lowercase else "É"
     expected = {"é": "e", "É": "E"}[letter] if strip_accents else letter
     assert [tokenizer.id_to_token(token) for token in tokens] == [expected]
-
-
-def test_a_case_that_nobody_knows(folder: Path):
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).unlink()
-    sources.refused(folder, "tokenizer_config.json", "--cased or --uncased")
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,13 @@ def test_rare_characters_stay_out_of_the_alphabet():
     assert any("\U00010cc0" in piece for piece in pieces(documents[-100:], 100))
 
 
+def test_uncased_korean_keeps_its_syllables():
+    korean = ["우산을 쓰고 걷는다.", "아이들이 운동장에서 공을 찬다.", "BOOK 나는 학교에 간다."] * 4
+    tokenizer = train_vocabulary(korean, VocabularyOptions(size=400, keep_accents=True))
+    assert tokenizer.decode(tokenizer.encode_batch(["우산을 BOOK"])[0]) == "우산을 book"
+    assert not any("\u1100" <= character <= "\u11ff" for piece in tokenizer.vocab for character in piece)
+
+
 def test_rare_pairs_are_not_merged():
     assert pieces(["aa aa aa", "bb"], 50)[-1] == "aa"
     assert "bb" in pieces(["aa aa aa", "bb bb"], 50)

@@ -75,7 +75,7 @@ def test_only_a_newline_ends_a_line_of_a_vocabulary(tmp_path):
         ("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n[UNK]\n", r"vocab\.txt: .*'\[UNK\]'; rename one"),
         ("[PAD]\n[UNK]\n\n[CLS]\n[SEP]\n[MASK]\n", r"vocab\.txt: .*''"),
         ("[PAD]\n[UNK]\n[CLS]\na\n", r"vocab\.txt: .*\[SEP\].*\[MASK\]"),
-        ("", r"vocab\.txt: .*\[PAD\]"),
+        ("", r"vocab\.txt: .*''"),
         (b"[PAD]\n[UNK]\n\xe9\n", r"vocab\.txt: .*UTF-8"),
     ],
 )

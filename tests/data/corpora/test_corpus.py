@@ -163,7 +163,7 @@ def test_a_damaged_compressed_file_is_named(write, suffix, fault):
 @pytest.mark.parametrize("slice_bytes", [1, 7, 1000])
 def test_bad_utf8_is_named_by_file_and_line_whatever_the_slice(write, slice_bytes):
     path = write("latin.txt", b"one\n\ntwo\n\n" * 10 + b"three caf\xe9s\n\nfour\n")
-    with pytest.raises(InputError, match=r"latin\.txt:41: .*byte 0xe9.*iconv -f ISO-8859-1.*--errors replace"):
+    with pytest.raises(InputError, match=r"latin\.txt:41: .*byte 0xe9.*iconv.*--errors replace"):
         read_slices(path, CorpusOptions(), slice_bytes)
     assert "three caf\ufffds" in read_slices(path, CorpusOptions(errors="replace"), slice_bytes)
 
