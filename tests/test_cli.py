@@ -30,23 +30,19 @@ SHORT = {
     "global_batch_size": 16, "log_every_steps": 2, "eval_every_steps": 4, "eval_batches": -1,
     "checkpoint.every_steps": 4, "optimizer.warmup_steps": 2, "optimizer.learning_rate": 1e-2,
 }  # fmt: skip
-LONG = {
-    **SHORT, "model.num_hidden_layers": 2, "model.hidden_size": 64, "model.num_attention_heads": 4,
-    "model.intermediate_size": 128, "total_steps": 300, "global_batch_size": 32, "log_every_steps": 10,
-    "eval_every_steps": 100, "eval_batches": 4, "optimizer.warmup_steps": 30, "optimizer.learning_rate": 5e-3,
-    "checkpoint.every_steps": 100,
-}  # fmt: skip
 
 
-def go(folder: Path, training: dict[str, object]) -> Path:
+@pytest.fixture(scope="module")
+def journey(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Raw text, vocabulary, dataset and a trained model, each made by its command."""
+    folder = tmp_path_factory.mktemp("journey")
     (folder / "corpus.txt").write_text(helpers.make_corpus(documents=400))
     commands = [
         ("vocab", "--input", folder / "*.txt", "--output", folder / "vocab.json", "--size", 200),
         ("prepare", "--input", folder / "corpus.txt", "--vocab", folder / "vocab.json", "--output", folder / "data",
          "--seq_len", 64, "--eval_fraction", 0.1, "--workers", 2),
         ("pretrain", "--config=bert_tiny", "--workdir", folder / "run", f"--config.data.path={folder / 'data'}",
-         *helpers.flags(training)),
+         *helpers.flags(SHORT)),
     ]  # fmt: skip
     stderr = io.StringIO()
     with contextlib.redirect_stderr(stderr), contextlib.redirect_stdout(stderr):
@@ -54,11 +50,6 @@ def go(folder: Path, training: dict[str, object]) -> Path:
             assert cli.main([str(word) for word in command]) == 0
     (folder / "stderr").write_text(stderr.getvalue())
     return folder
-
-
-@pytest.fixture(scope="module")
-def journey(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return go(tmp_path_factory.mktemp("journey"), SHORT)
 
 
 def evaluate(folder: Path, capsys: pytest.CaptureFixture) -> dict[str, float]:
@@ -174,15 +165,6 @@ def test_fill_mask_prints_what_the_function_finds(journey: Path, capsys: pytest.
     words = fill_mask(journey, capsys)
     (fillings,) = bert_jax.load(str(journey / "run")).fill_mask(TEXT, top=3)
     assert words == [filling.token for filling in fillings]
-
-
-@pytest.mark.long
-def test_a_model_that_has_learned_knows_the_topic(tmp_path: Path, capsys: pytest.CaptureFixture):
-    go(tmp_path, LONG)
-    capsys.readouterr()
-    values = evaluate(tmp_path, capsys)
-    assert values["mlm_loss"] < values["unigram_loss"] - 0.5
-    assert set(fill_mask(tmp_path, capsys)) & set(helpers.TOPICS["sea"])
 
 
 def test_export_and_report(journey: Path, tmp_path: Path, capsys: pytest.CaptureFixture):

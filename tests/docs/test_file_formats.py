@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import doc_pages
+from support import docs
 
 from bert_jax.data.dataset import DatasetInfo, PreparedDataset, Shard, SplitInfo
 from bert_jax.data.records import decode, sequence_lengths
 from bert_jax.interop.architectures import ARCHITECTURES
 from bert_jax.tracking.throughput import RATES
 
-PAGE = doc_pages.DOCS / "reference" / "file_formats.md"
+PAGE = docs.DOCS / "reference" / "file_formats.md"
 TEXT = PAGE.read_text()
 
 
@@ -27,7 +27,7 @@ def section(heading: str) -> str:
 
 
 def test_the_worked_example_is_the_records():
-    (shown,) = [block.text for block in doc_pages.read_blocks(PAGE) if block.language == "text"]
+    (shown,) = [block.text for block in docs.read_blocks(PAGE) if block.language == "text"]
     decoded = decode([bytes.fromhex(record) for record in shown.strip().split("\n\n")], 30_522)
     assert decoded.headers["id"].tolist() == [1, 18446744073709551614]
     assert decoded.headers["flags"].tolist() == [1, 2]
@@ -63,7 +63,7 @@ def test_names_are_those_of_the_code():
 
 
 def test_examples_in_json_are_json():
-    blocks = [block for page in doc_pages.PAGES for block in doc_pages.read_blocks(page) if block.language == "json"]
+    blocks = [block for page in docs.PAGES for block in docs.read_blocks(page) if block.language == "json"]
     assert blocks
     for block in blocks:
         assert json.loads(block.text), str(block)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from generators import write_pages
-from support import doc_pages
+from support import docs
 
 from bert_jax import cli
 from bert_jax.config_listing import type_of
@@ -68,7 +68,7 @@ def test_the_api_page_names_what_is_public(generated: Path):
 @pytest.mark.long
 def test_the_site_builds_without_warnings(tmp_path: Path):
     pytest.importorskip("sphinx_book_theme")
-    words = ["-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", doc_pages.DOCS, tmp_path]
+    words = ["-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", docs.DOCS, tmp_path]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "BERT_JAX_DOCS_EXECUTE": "0"}
     done = subprocess.run(
         [sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, check=False
@@ -76,4 +76,4 @@ def test_the_site_builds_without_warnings(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "reference" / "config.html").read_text()
     assert 'id="pretrain-optimizer-learning-rate"' in page
-    assert all((tmp_path / page.relative_to(doc_pages.DOCS)).with_suffix(".html").exists() for page in doc_pages.PAGES)
+    assert all((tmp_path / page.relative_to(docs.DOCS)).with_suffix(".html").exists() for page in docs.PAGES)

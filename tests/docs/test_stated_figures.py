@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support import doc_pages
+from support import docs
 from support.helpers import REPOSITORY
 
 BENCHMARKS = REPOSITORY / "benchmarks"
@@ -41,7 +41,7 @@ def test_figures_of_the_reference_run_are_those_of_its_evaluation():
 
 
 def test_differences_of_the_study_are_those_of_its_table():
-    page = (doc_pages.DOCS / "numbers" / "expected_numbers.md").read_text()
+    page = (docs.DOCS / "numbers" / "expected_numbers.md").read_text()
     section = page[page.index("## What pre-training is worth downstream") :]
     table = (BENCHMARKS / "small_study" / "table.md").read_text()
     stated = re.findall(r"\d+\.\d ± \d+\.\d", section)
@@ -52,6 +52,6 @@ def test_differences_of_the_study_are_those_of_its_table():
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_results_are_shown(path: Path):
-    pages = [page.read_text() for page in doc_pages.DOCS.rglob("*.md") if "_generated" not in page.parts]
+    pages = [page.read_text() for page in docs.DOCS.rglob("*.md") if "_generated" not in page.parts]
     name = "gpu.section" if path.stem.startswith("gpu_") else path.stem
     assert any(f"_generated/{name}." in page for page in pages)

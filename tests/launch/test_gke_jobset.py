@@ -3,7 +3,6 @@
 import os
 import re
 import subprocess
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,16 +31,6 @@ def render(*command: str, **values: str) -> dict[str, Any]:
 def assert_valid(manifest: dict[str, Any]) -> None:
     """Asserts that types and required fields are the models'; they drop an unknown field in the round trip."""
     assert JobsetV1alpha2JobSet.from_dict(manifest).to_dict() == manifest
-
-
-def keys(value: Any, path: tuple = ()) -> Iterator[tuple]:
-    """Yields the path of every key, except for the keys of annotations, node selectors and limits."""
-    for key, inside in (
-        value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    ):
-        if isinstance(value, dict) and path[-1:] not in [("annotations",), ("nodeSelector",), ("limits",)]:
-            yield (*path, key)
-        yield from keys(inside, (*path, key))
 
 
 def job_of(manifest: dict[str, Any]) -> dict[str, Any]:
