@@ -12,7 +12,6 @@ import inspect
 import io
 import logging
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -97,8 +96,6 @@ def _run(options: argparse.Namespace) -> None:
     parameters = inspect.signature(arguments.COMMANDS[options.command]).parameters
     is_first, is_run = True, options.command in _JOINED and not getattr(options, "dry_run", False)
     with ExitStack() as stack:
-        if options.command == "check":
-            signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: its folder is removed
         if "stop" in parameters and is_run:
             more["stop"] = stack.enter_context(StopSignal())  # before the imports, which take seconds
         if is_run:
@@ -107,9 +104,9 @@ def _run(options: argparse.Namespace) -> None:
             stack.enter_context(processes.joined_processes())
             is_first = processes.is_first()
         if "bars" in parameters:
-            more["bars"] = bars(quiet=options.quiet) if is_first else silent
+            more["bars"] = silent if options.quiet or not is_first else bars()
         result = arguments.call(options, **more)
-        if is_first and (text := result.to_json() if options.json else str(result)):
+        if is_first and (text := result.to_json() if options.json or result.text is None else result.text):
             print(text)
     if result.error:
         raise result.error

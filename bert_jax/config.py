@@ -1,7 +1,6 @@
 """Config loading: a Python file with `get_config`, and overrides, converted once into typed configs."""
 
-import importlib.util
-import inspect
+import runpy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, overload
@@ -55,32 +54,14 @@ def load_config(spec: str, overrides: Overrides = (), *, kind: type[Section] = P
     if not path.endswith(".py") and path not in files:
         raise InputError(f"config={path}: config not found{nearest(path, files)}; expected one of {', '.join(files)}")
     file = files.get(path, Path(path))
-    if not file.is_file():
-        raise InputError(f"config={spec}: file {file} not found")
     try:
-        config = from_mapping(kind, _run_file(spec, file, argument).to_dict())
+        made = runpy.run_path(str(file))["get_config"](*([argument] if argument else []))
+    except Exception as error:
+        raise InputError(f"config={spec}: {file}: {type(error).__name__}: {error}") from error
+    if not isinstance(made, ConfigDict):
+        raise InputError(f"config={spec}: {file}: expected a ConfigDict of get_config(), got {type(made).__name__}")
+    try:
+        config = from_mapping(kind, made.to_dict())
     except InputError as error:
         raise InputError(f"{file}: {error}") from error
     return with_values(config, dict(overrides))
-
-
-def _run_file(spec: str, file: Path, argument: str) -> ConfigDict:
-    module_spec = importlib.util.spec_from_file_location(f"_bert_jax_config_{file.stem}", file)
-    assert module_spec is not None
-    assert module_spec.loader is not None
-    module = importlib.util.module_from_spec(module_spec)
-    try:
-        module_spec.loader.exec_module(module)
-    except Exception as error:
-        raise InputError(f"{file}: {type(error).__name__}: {error}") from error
-    if not hasattr(module, "get_config"):
-        raise InputError(f"{file}: get_config() not found; define it")
-    if argument and not inspect.signature(module.get_config).parameters:
-        raise InputError(f"config={spec}: {file} takes no argument, got :{argument}; leave it out")
-    try:
-        config = module.get_config(argument) if argument else module.get_config()
-    except Exception as error:
-        raise InputError(f"config={spec}: {type(error).__name__}: {error}") from error
-    if not isinstance(config, ConfigDict):
-        raise InputError(f"{file}: get_config() must return a ConfigDict, got {type(config).__name__}")
-    return config

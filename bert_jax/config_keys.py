@@ -30,7 +30,7 @@ Features = Literal["", "embeddings", "second_to_last", "last", "sum_last_four", 
 
 
 class ModelKeys(Section):
-    """Dropout rates; -1: as init."""
+    """Dropout rates; -1: as init, in pre-training."""
 
     hidden_dropout_prob: float = 0.1  # Dropout of embeddings and of the output of each sublayer.
     attention_probs_dropout_prob: float = 0.1  # Dropout of attention's weights.
@@ -87,7 +87,6 @@ class TrackingKeys(Section):
     """Trackers beside TensorBoard."""
 
     wandb_project: str = ""  # A project of Weights & Biases, which the run is logged to as well; "": none.
-    wandb_entity: str = ""  # The user or team of the project; "": the login's default.
 
 
 class DataKeys(Section):
@@ -279,13 +278,6 @@ def _typed_phase(name: str, phase: Mapping[str, object], whole: PretrainConfig) 
 # --- Fine-tuning -------------------------------------------------------------------------------------------------
 
 
-class FinetuneModelKeys(ModelKeys):
-    """The encoder's dropout rates; its other settings are the checkpoint's."""
-
-    hidden_dropout_prob: ShareBelow1 = 0.1  # Dropout of embeddings and of the output of each sublayer.
-    attention_probs_dropout_prob: ShareBelow1 = 0.1  # Dropout of attention's weights.
-
-
 class FinetuneDataKeys(DataKeys):
     """The task's files and their batches."""
 
@@ -365,7 +357,6 @@ class FinetuneConfig(RunConfig):
     gradient_accumulation: Positive = 1  # Microbatches per step.
     log_every_steps: Positive = 50  # Steps between logged rows of metrics.
     eval_batch_size: Positive = 64  # Examples, over all devices.
-    model: FinetuneModelKeys = FinetuneModelKeys()
     data: FinetuneDataKeys = FinetuneDataKeys()
     task: TaskKeys = TaskKeys()
     head: HeadKeys = HeadKeys()

@@ -68,6 +68,8 @@ def checked(name: str, kind: Any, value: Any, default: object = None) -> Any:
 
     Raises InputError, with the name, for a value of another type or against a condition. It shows the default.
     """
+    if types.NoneType in get_args(kind) and value is not None:
+        kind = get_args(kind)[0]
     example = f", such as {default}" if isinstance(default, (int, float, str)) and default != "" else ""
     try:
         converted = _converted(kind, value)

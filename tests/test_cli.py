@@ -236,11 +236,11 @@ def test_bad_keys(dataset_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     ],
 )  # fmt: skip
 def test_empty_paths_are_refused(words: str, capsys: pytest.CaptureFixture):
-    fails_with_one_line(shlex.split(words), capsys, "the path is empty")
+    fails_with_one_line(shlex.split(words), capsys, "=: must be the name of a file or folder")
 
 
 def test_python_has_the_checks_of_the_command_line(tmp_path: Path):
-    with pytest.raises(InputError, match=r"^data: the path is empty"):
+    with pytest.raises(InputError, match=r"^data=: must be the name of a file or folder"):
         bert_jax.inspect("")
     with pytest.raises(InputError, match=r"^format=onnx: expected one of hf, stablehlo"):
         bert_jax.export("a", "b", format="onnx")
@@ -253,7 +253,6 @@ def test_python_has_the_checks_of_the_command_line(tmp_path: Path):
     for function in (bert_jax.compile, bert_jax.plan_run, bert_jax.Training):
         with pytest.raises(InputError, match=r"^config=bert_tiny: expected a value of type PretrainConfig"):
             function("bert_tiny")
-    assert "\n" in str(bert_jax.Result({"a": 1, "b": 2}))
 
 
 def test_errors_name_options_and_keys_as_they_are_typed():
@@ -304,7 +303,7 @@ def test_evaluate_wants_a_batch(journey: Path, capsys: pytest.CaptureFixture):
 
 def test_fill_mask_wants_a_mask(journey: Path, capsys: pytest.CaptureFixture):
     fails_with_one_line(["fill-mask", "--checkpoint", journey / "run", "the sea ."], capsys, "[MASK]", "the sea .")
-    fails_with_one_line(["fill-mask", "--checkpoint", "none", "caf\udce9 [MASK]"], capsys, "UTF-8", "caf")
+    fails_with_one_line(["fill-mask", "--checkpoint", journey / "run", "caf\udce9 [MASK]"], capsys, "UTF-8", "caf")
     long = "the ship " * 100 + "[MASK]"
     fails_with_one_line(["fill-mask", "--checkpoint", journey / "run", long], capsys, "203")
 

@@ -200,9 +200,9 @@ def test_files_that_are_not_configs_are_refused(tmp_path: Path):
     with pytest.raises(InputError, match=r"none\.py"):
         load_config(str(tmp_path / "none.py"))
     (tmp_path / "empty.py").write_text("x = 1\n")
-    with pytest.raises(InputError, match=r"empty\.py: .*get_config\(\)"):
+    with pytest.raises(InputError, match=r"empty\.py: .*get_config"):
         load_config(str(tmp_path / "empty.py"))
-    with pytest.raises(InputError, match=":large"):
+    with pytest.raises(InputError, match=r"bert_base:large: .*0 positional arguments"):
         load_config("bert_base:large")
     (tmp_path / "with_argument.py").write_text(
         "from bert_jax.configs import default\n\n\ndef get_config(arg='4'):\n    config = default.get_config()\n"

@@ -5,11 +5,11 @@ import re
 from support.helpers import REPOSITORY
 
 DANGERS = (
-    r"allow_pickle=(?!False)|trust_remote_code|exec_module|torch\.load\((?!.*weights_only=True)"
+    r"allow_pickle=(?!False)|trust_remote_code|run_path|torch\.load\((?!.*weights_only=True)"
     r"|\bimport (?:pickle|marshal|shelve|dill|cloudpickle|joblib)\b"
 )
 ALLOWED = {
-    ("bert_jax/config.py", "exec_module"),  # a config file is code, which its user chooses
+    ("bert_jax/config.py", "run_path"),  # a config file is code, which its user chooses
     ("bert_jax/data/preparation/beam.py", "import pickle"),  # results of Beam's workers, in a folder of a random name
     ("bert_jax/interop/weights.py", "import pickle"),  # its UnpicklingError alone
 }

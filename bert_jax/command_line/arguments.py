@@ -15,17 +15,19 @@ from dataclasses import fields
 from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, cast, get_args, get_origin
 
+import shtab
+
 from bert_jax import __version__, config_listing
 from bert_jax.errors import InputError
-from bert_jax.sections import Section, checked, flatten, kinds, nearest
+from bert_jax.sections import Must, Section, checked, flatten, kinds, nearest
 
-# A type with the name of its value in the help.
-Folder = Annotated[str, "DIR"]
-File = Annotated[str, "FILE"]
-Checkpoint = Annotated[str, "CHECKPOINT"]
+PATH = Must("the name of a file or folder", bool)
+# Types with the name of the value in the help; shells complete the paths.
+Folder = Annotated[str, "DIR", PATH]
+File = Annotated[str, "FILE", PATH]
+FileOrFolder = Annotated[str, "DIR|FILE", PATH]
+Checkpoint = Annotated[str, "CHECKPOINT", PATH]
 
-_PATHS = ("GLOB", "FILE", "DIR", "DIR|FILE", "CHECKPOINT", "FILE|CHECKPOINT", "RUN")
-"""Names of the values that are paths, which shells complete and no call may leave empty."""
 _CONFIG = "NAME|FILE.py[:ARG]"
 
 COMMANDS: dict[str, Callable[..., Any]] = {}
@@ -39,8 +41,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def command(function: F) -> F:
     """Makes a public function a command, such as `fill_mask` of "fill-mask".
 
-    Each call, from Python or from the command line, is checked here: InputError for a path that is empty or cannot be
-    opened, and for a value of another type, as `checked` converts it. A text stands for a sequence of one, and a path
+    Each call, from Python or from the command line, is checked here: InputError for an empty path, and for a
+    value of another type, as `checked` converts it. A text stands for a sequence of one, and a path
     may be a `Path`. Errors name parameters and config keys as Python does; `in_options` gives them the names of the
     command line.
     """
@@ -54,22 +56,10 @@ def command(function: F) -> F:
             call.arguments[name] = value = checked(name, parameter.annotation, call.arguments[name])
             if value == () and parameter.default is parameter.empty:
                 raise InputError(f"{name}: expected at least one")
-            if value is not None and _flags(parameter.annotation).get("metavar") in _PATHS:
-                for path in (value,) if isinstance(value, str) else value:
-                    _check_path(name.strip("_"), path)
         return function(*call.args, **call.kwargs)
 
     COMMANDS[function.__name__.strip("_").replace("_", "-")] = call_checked
     return cast(F, call_checked)
-
-
-def _check_path(name: str, path: str) -> None:
-    from bert_jax.files import remote
-
-    try:
-        remote.parse_path(path)
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from error
 
 
 def _flags(kind: Any) -> dict[str, Any]:
@@ -82,6 +72,11 @@ def _flags(kind: Any) -> dict[str, Any]:
     if origin is Sequence:
         return {**_flags(inner[0]), "nargs": "+"}
     return {"choices": inner} if origin is Literal else {"action": "store_true"} if kind is bool else {}
+
+
+def _item(kind: Any) -> Any:
+    """Returns the type of the items of a sequence, and of a value that may be None."""
+    return _item(get_args(kind)[0]) if get_origin(kind) is Sequence or NoneType in get_args(kind) else kind
 
 
 def _section(parameter: inspect.Parameter) -> type[Section] | None:
@@ -176,22 +171,6 @@ def in_options(message: str, options: argparse.Namespace) -> str:
     return re.sub(r"(?<![\w./-])[a-z_][\w.]*(?==)|^[a-z_][\w.]*(?=: )", lambda m: names.get(m[0], m[0]), message)
 
 
-def complete(shell: str) -> str:
-    """Returns the script that completes commands, options, paths and names of configs in a shell."""
-    import shtab
-
-    parser, parsers = make_parsers()
-    for name, sub in parsers.items():
-        for action in sub.actions:
-            if action.metavar == _CONFIG:
-                kinds_of = [kind] if (kind := _config(name)) else config_listing.CONFIG_TYPES.values()
-                names = [one for one in config_listing.config_files() if config_listing.type_of(one) in kinds_of]
-                action.complete = shtab.cmd(f"echo {' '.join(names)}")  # type: ignore[attr-defined]
-            elif action.metavar in _PATHS:
-                action.complete = shtab.FILE  # type: ignore[attr-defined]
-    return shtab.complete(parser, shell)
-
-
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line on stderr, without the usage."""
 
@@ -239,4 +218,8 @@ def _add(parser: Parser, parameter: inspect.Parameter, help: str) -> None:
     else:
         name, shown = parameter.name, ""
         flags |= {} if default is parameter.empty else {"nargs": "?"}
-    parser.add_argument(name, help=(help + shown).replace("%", "%%"), **flags)
+    action: Any = parser.add_argument(name, help=(help + shown).replace("%", "%%"), **flags)
+    if flags.get("metavar") == _CONFIG:
+        action.complete = shtab.cmd(f"echo {' '.join(config_listing.config_files())}")
+    elif PATH in get_args(_item(parameter.annotation)):
+        action.complete = shtab.FILE

@@ -6,7 +6,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from bert_jax.progress import Bars, silent
+from bert_jax.progress import Bars
 
 log = logging.getLogger(__name__)
 
@@ -59,13 +59,8 @@ class _BarSafeHandler(logging.Handler):
                 tqdm.write(line, file=sys.stderr)
 
 
-def bars(*, quiet: bool = False) -> Bars:
-    """Returns a factory of progress reports: a bar on a terminal, elsewhere a log line every 30 s.
-
-    With `quiet`, nothing is shown.
-    """
-    if quiet:
-        return silent
+def bars() -> Bars:
+    """Returns a factory of progress reports: a bar on a terminal, elsewhere a log line every 30 s."""
     from tqdm import tqdm
 
     class LoggedProgress(tqdm):  # type: ignore[type-arg]

@@ -10,19 +10,16 @@ from bert_jax.errors import BertJaxError
 
 
 class Result(dict[str, Any]):
-    """The values of a result; `str` of it is what the command prints without `--json`.
+    """The values of a result.
 
     Attributes:
-      text: the result in words; None for the values as JSON.
+      text: what the command prints without `--json`; None for the values as JSON.
       error: a failure of a part, which the command raises after it has printed the result.
     """
 
     def __init__(self, values: Mapping[str, Any], text: str | None = None, error: BertJaxError | None = None) -> None:
         super().__init__(values)
         self.text, self.error = text, error
-
-    def __str__(self) -> str:
-        return self.to_json() if self.text is None else self.text
 
     def to_json(self) -> str:
         """Returns the values as JSON, in which a number that is not finite is null."""

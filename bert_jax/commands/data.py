@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from bert_jax.command_line.arguments import File, Folder, command
+from bert_jax.command_line.arguments import PATH, File, Folder, command
 from bert_jax.commands import Result
 from bert_jax.config_keys import NotNegative, Positive
 from bert_jax.data.options import CorpusOptions, PrepareOptions
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Inputs = Sequence[Annotated[str, "GLOB"]]
+Inputs = Sequence[Annotated[str, "GLOB", PATH]]
 _POSITIONS = 512  # of bert_tiny
 
 
@@ -75,10 +75,8 @@ def vocab(
             corpus.warn_of_text(slices, reading, lowercase=not training.cased)
             tokenizer = train_vocabulary(_documents(slices, reading, bars), training)
     atomic.write_whole(path, tokenizer.file_bytes())
-    values = {
-        "output": output, "pieces": tokenizer.vocab_size, "kind": tokenizer.kind, "cased": not tokenizer.lowercase
-    }  # fmt: skip
-    return Result(values)
+    found = {"pieces": tokenizer.vocab_size, "kind": tokenizer.kind, "cased": not tokenizer.lowercase}
+    return Result({"output": output, **found})
 
 
 def _documents(slices: Sequence["Slice"], reading: CorpusOptions, bars: Bars) -> Iterator[str]:
@@ -94,8 +92,8 @@ def _documents(slices: Sequence["Slice"], reading: CorpusOptions, bars: Bars) ->
 
 @command
 def prepare(
-    input: Inputs, vocab: Annotated[str, "FILE|CHECKPOINT"], output: Folder, options: PrepareOptions | None = None, *,
-    workers: Positive | None = None, seed: int = 0, runner: str = "local",
+    input: Inputs, vocab: Annotated[str, "FILE|CHECKPOINT", PATH], output: Folder,
+    options: PrepareOptions | None = None, *, workers: Positive | None = None, seed: int = 0, runner: str = "local",
     beam_options: Sequence[str] = (), bars: Bars = silent,
 ) -> Result:  # fmt: skip
     """Prepares a dataset from raw text.

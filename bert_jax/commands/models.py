@@ -1,9 +1,9 @@
 """Commands that use a checkpoint: evaluation, predictions, features, export and import."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
-from bert_jax.command_line.arguments import Checkpoint, File, Folder, command
+from bert_jax.command_line.arguments import Checkpoint, File, FileOrFolder, Folder, command
 from bert_jax.commands import Result
 from bert_jax.config_keys import NotNegative
 from bert_jax.errors import InputError
@@ -12,7 +12,7 @@ from bert_jax.progress import Bars, silent
 
 @command
 def evaluate(
-    checkpoint: Checkpoint, data: Annotated[str, "DIR|FILE"], *, batch_size: int = 64, bars: Bars = silent,
+    checkpoint: Checkpoint, data: FileOrFolder, *, batch_size: int = 64, bars: Bars = silent,
 ) -> Result:  # fmt: skip
     """Prints JSON: loss and accuracy on a dataset's eval split, or a fine-tuned model's scores on files.
 
@@ -85,8 +85,6 @@ def fill_mask(text: Sequence[str], /, checkpoint: Checkpoint, *, top: int = 5) -
     """
     from bert_jax.inference import pretrained
 
-    for one in text:
-        pretrained.check_text(one)
     model = pretrained.load(checkpoint)
     found = {one: model.fill_mask(one, top) for one in text}
     lines = [
@@ -153,7 +151,7 @@ def export(checkpoint: Checkpoint, output: Folder, *, format: Literal["hf", "sta
 
 @command
 def import_(
-    source: Annotated[str, "DIR|FILE"], output: Folder, *, cased: bool = False, uncased: bool = False,
+    source: FileOrFolder, output: Folder, *, cased: bool = False, uncased: bool = False,
     layers: tuple[NotNegative, ...] = (), drop: Sequence[str] = (),
 ) -> Result:  # fmt: skip
     """Imports a checkpoint from another library's format, to evaluate, train or export it.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from bert_jax import config_listing
-from bert_jax.command_line.arguments import File, Folder, command, complete
+from bert_jax.command_line.arguments import PATH, File, Folder, command, make_parsers
 from bert_jax.commands import Result
 from bert_jax.config_keys import FinetuneConfig, PretrainConfig, StudyConfig
 from bert_jax.errors import InputError
@@ -154,7 +154,7 @@ def compile(
 
 
 @command
-def report(workdir: Sequence[Annotated[str, "RUN"]], /, output: File) -> Result:
+def report(workdir: Sequence[Annotated[str, "RUN", PATH]], /, output: File) -> Result:
     """Reports on one run, or on several side by side: curves, scores, configs.
 
     Reads: the metrics of workdirs, and files of compile --json
@@ -213,5 +213,7 @@ def completion(shell: Literal["bash", "zsh", "fish", "tcsh"], /) -> Result:
     Examples:
       bert-jax completion bash > ~/.local/share/bash-completion/completions/bert-jax.bash
     """
-    script = complete(shell)
+    import shtab
+
+    script = shtab.complete(make_parsers()[0], shell)
     return Result({"shell": shell, "script": script}, script)

@@ -186,7 +186,7 @@ class WeightsAndBiases(Tracker):
     The environment variables of W&B apply: WANDB_MODE=offline writes to the workdir, for `wandb sync`.
     """
 
-    def __init__(self, project: str, entity: str, workdir: epath.Path):
+    def __init__(self, project: str, workdir: epath.Path):
         """Opens the run. Raises InputError if W&B refuses it, such as without a login."""
         import wandb
 
@@ -196,7 +196,6 @@ class WeightsAndBiases(Tracker):
         try:
             self._run = wandb.init(
                 project=project,
-                entity=entity or None,
                 id=atomic.read_whole(path).decode(),
                 name=workdir.name,
                 dir=None if remote.is_remote(workdir) else str(workdir),

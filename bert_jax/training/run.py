@@ -102,7 +102,7 @@ class Run:
             write_json(self.folder / CONFIG_FILE, to_dict(config))
             self.stack.callback(self.trackers.close)
             trackers[:0] = [MetricsFile(self.folder, start), TensorBoard(self.folder, start)]
-            trackers += _open_wandb(config.tracking.wandb_project, config.tracking.wandb_entity, self.folder)
+            trackers += _open_wandb(config.tracking.wandb_project, self.folder)
             self.trackers.log_config(dict(flatten(config)))
         if self.stop.received:
             raise NotBegun(
@@ -162,10 +162,10 @@ def describe_devices() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _open_wandb(project: str, entity: str, folder: epath.Path) -> list[Tracker]:
+def _open_wandb(project: str, folder: epath.Path) -> list[Tracker]:
     """Returns the tracker of a project of W&B, if there is one and it can be reached: a resumed run must not wait."""
     try:
-        return [WeightsAndBiases(project, entity, folder)] if project else []
+        return [WeightsAndBiases(project, folder)] if project else []
     except InputError:
         raise
     except Exception:

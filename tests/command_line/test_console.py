@@ -94,9 +94,6 @@ def test_quiet_shows_errors_alone(logger, capsys: pytest.CaptureFixture):
     console.set_up_logging(quiet=True)
     logger.warning("Step 7")
     logger.error("Step 8")
-    bar = console.bars(quiet=True)(total=4, desc="pretrain", unit="step", mininterval=0)
-    bar.update(4)
-    bar.close()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith("Step 8")
 

@@ -204,10 +204,11 @@ def test_wandb_gets_the_run_and_a_resumed_run_continues_it(tmp_path: Path, monke
     from bert_jax.tracking.trackers import WeightsAndBiases
 
     monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_ENTITY", "team")
     workdir = epath.Path(tmp_path / "run")
     workdir.mkdir()
     for start in (0, 4):
-        with closing(WeightsAndBiases("project", "team", workdir)) as tracker:
+        with closing(WeightsAndBiases("project", workdir)) as tracker:
             tracker.log_config({"optimizer.learning_rate": 0.125})
             tracker.log({"step": start + 2, "loss": 2.5, "time": 100.0})
             tracker.log({"step": start + 2, "split": "eval", "loss": 2.0, "time": 101.0})
