@@ -27,8 +27,7 @@ def mix(x: Any) -> Any:
 def random_bits(key: np.ndarray | np.uint64, counter: np.ndarray) -> np.ndarray:
     """Returns uint64 draws: element `counter` of the stream `key`. Both are uint64 and are broadcast together."""
     with np.errstate(over="ignore"):
-        result: np.ndarray = mix(mix(key) + (counter + np.uint64(1)) * _GOLDEN)
-        return result
+        return np.asarray(mix(mix(key) + (counter + np.uint64(1)) * _GOLDEN))
 
 
 def key_from(*parts: object) -> int:

@@ -30,8 +30,7 @@ class Instances(NamedTuple):
 def sequence_lengths(headers: np.ndarray) -> np.ndarray:
     """Returns int64 [N]: tokens in each sequence, special ones included."""
     special = np.where(headers["flags"] & SINGLE, 2, 3)
-    result: np.ndarray = headers["len_a"].astype(np.int64) + headers["len_b"] + special
-    return result
+    return np.asarray(headers["len_a"].astype(np.int64) + headers["len_b"] + special)
 
 
 def make_headers(ids: np.ndarray, len_a: np.ndarray, len_b: np.ndarray, flags: np.ndarray) -> np.ndarray:

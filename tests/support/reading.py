@@ -1,8 +1,16 @@
-"""Counts how much of a text file is read."""
+"""Reads the documents of a corpus, and counts how much of a text file is read."""
 
 import pytest
 
+from bert_jax.data.corpora.corpus import plan, read
+from bert_jax.data.options import CorpusOptions
 from bert_jax.files import text_files
+
+
+def documents(path: object, slice_bytes: int = 1 << 30, **options: object) -> list[str]:
+    """Returns the documents of an input, read in slices."""
+    chosen = CorpusOptions(**options)  # type: ignore[arg-type]
+    return [document for piece in plan([str(path)], chosen, slice_bytes) for document in read(piece, chosen)]
 
 
 def counted_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -121,7 +121,7 @@ def _cuts(path: str, options: CorpusOptions, slice_bytes: int) -> list[tuple[int
             return [(start, end, end - start) for start, end in itertools.pairwise([*range(0, size, step), size])]
         with columnar_file(path, kind) as file:
             count = len(file.weights)
-        if not count:  # Arrow
+        if not count:  # Arrow, or an empty split
             return [(0, None, size)]
     parts = min(count, max(1, size // slice_bytes))
     bounds = [count * part // parts for part in range(parts + 1)]

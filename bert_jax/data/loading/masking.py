@@ -151,12 +151,10 @@ def _choose_words(order: np.ndarray, maskable: np.ndarray, continues: np.ndarray
         taken[fits, word_at[fits, rank]] = True
         if (total == targets).all():
             break
-    result: np.ndarray = maskable & np.take_along_axis(taken, word, axis=1)
-    return result
+    return np.asarray(maskable & np.take_along_axis(taken, word, axis=1))
 
 
 def mask_keys(instance_ids: np.ndarray, seed_key: int, epochs: np.ndarray | int) -> np.ndarray:
     """Returns uint64 [B]: the key of each instance's mask in an epoch, independent of batch and process."""
     with np.errstate(over="ignore"):
-        result: np.ndarray = mix(mix(instance_ids ^ np.uint64(seed_key)) + np.asarray(epochs).astype(np.uint64))
-        return result
+        return np.asarray(mix(mix(instance_ids ^ np.uint64(seed_key)) + np.asarray(epochs).astype(np.uint64)))

@@ -23,8 +23,6 @@ from bert_jax.data.preparation.worker_pool import Result, Task
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic
 
-log = logging.getLogger(__name__)
-
 
 def map_tasks(
     function: Callable[[Task], Result], tasks: Sequence[Task], *, runner: str, flags: Sequence[str], work: str
@@ -39,7 +37,6 @@ def map_tasks(
     atomic.make_folder(epath.Path(folder))
     pickled = [(f"{folder}/{number}.result", pickle.dumps(task)) for number, task in enumerate(tasks)]
     _ = pipeline | beam.Create(pickled) | beam.Reshuffle() | beam.Map(_run_task, function)
-    log.info("Running %d tasks with Apache Beam, --runner=%s", len(tasks), runner)
     # Local runners log the traceback of an error that they raise here.
     logging.getLogger("apache_beam.runners.common").setLevel(logging.CRITICAL)
     try:

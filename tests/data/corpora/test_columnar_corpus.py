@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
+from support.reading import documents
 
 from bert_jax.data.corpora.corpus import CorpusOptions, Slice, plan, read
 from bert_jax.errors import InputError
@@ -16,11 +17,6 @@ TEXTS = [f"Document {number}.\n{'It has words. ' * (number % 7)}" for number in 
 
 def table(texts, **columns):
     return pa.table({"id": list(range(len(texts))), "text": texts, **columns})
-
-
-def documents(path, slice_bytes=1 << 30, **options):
-    chosen = CorpusOptions(**options)
-    return [document for piece in plan([str(path)], chosen, slice_bytes) for document in read(piece, chosen)]
 
 
 def write(folder, kind, texts, rows=1000):

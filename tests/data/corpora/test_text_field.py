@@ -4,14 +4,9 @@ import json
 
 import pytest
 from support.preparing import files, run
+from support.reading import documents
 
-from bert_jax.data.corpora.corpus import CorpusOptions, plan, read
 from bert_jax.errors import InputError
-
-
-def documents(path, **options):
-    chosen = CorpusOptions(**options)
-    return [document for piece in plan([str(path)], chosen) for document in read(piece, chosen)]
 
 
 @pytest.fixture
@@ -48,11 +43,6 @@ def test_a_field_of_json(write, record, field):
 def test_a_missing_field_is_named_with_those_found(write, record, field, found):
     with pytest.raises(InputError, match=rf'a\.jsonl:2: .*"{field}".*found {found};.*--text_field'):
         documents(write("\n" + json.dumps(record)), text_field=field)
-
-
-def test_another_type_is_named_with_the_field(write):
-    with pytest.raises(InputError, match=r'a\.jsonl:1: "body" .*int'):
-        documents(write('{"body": 3}'), text_field="body")
 
 
 def test_text_beside_records_is_read(write, tmp_path):

@@ -14,7 +14,6 @@ TURKISH = "Işıklı kıyıda İstanbul'un ılık sabahı. It is in English, too
 @pytest.mark.parametrize(
     ("text", "lowercase", "words"),
     [
-        (PLAIN, True, []),
         (PLAIN + "A review.<br />It is good.\n" * 9, True, ["<br />"]),
         (PLAIN + "Q&amp;A, Tom&#39;s\n" * 9, False, ["&amp; and &#39;"]),
         (PLAIN + TURKISH, True, []),

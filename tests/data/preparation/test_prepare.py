@@ -56,12 +56,6 @@ def names_in(text):
 # --- The same bytes ---------------------------------------------------------------------------------------------
 
 
-def test_workers_do_not_matter(whole, corpus_file, tokenizer, tmp_path):
-    run(corpus_file, tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2, workers=3)
-    assert files(tmp_path / "data") == files(whole)
-    assert len(list(whole.glob("train-*"))) > 3
-
-
 @pytest.mark.parametrize("slice_bytes", [2000, 5000, 30_000])
 def test_slices_do_not_matter(whole, corpus_file, tokenizer, tmp_path, slice_bytes, monkeypatch):
     plan = corpus.plan
@@ -77,15 +71,16 @@ def test_slices_do_not_matter(whole, corpus_file, tokenizer, tmp_path, slice_byt
     assert files(tmp_path / "data") == files(whole)
 
 
-@pytest.mark.parametrize("order", [1, -1])
-def test_files_and_their_order_do_not_matter(whole, corpus_file, tokenizer, tmp_path, order):
+@pytest.mark.parametrize(("order", "workers"), [(1, 3), (-1, 1)])
+def test_files_their_order_and_workers_do_not_matter(whole, corpus_file, tokenizer, tmp_path, order, workers):
     documents = corpus_file.read_text().strip().split("\n\n")
     inputs = []
     for number in range(4):
         inputs.append(tmp_path / f"{number}.txt.gz")
         inputs[-1].write_bytes(gzip.compress("\n\n".join(documents[number::4]).encode()))
-    run(inputs[::order], tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2)
+    run(inputs[::order], tokenizer, tmp_path / "data", bucket_tokens=4096, dupe_factor=2, workers=workers)
     assert files(tmp_path / "data") == files(whole)
+    assert len(list(whole.glob("train-*"))) > 3
 
 
 def test_slices_do_not_matter_where_a_document_is_repeated(tokenizer, tmp_path):
@@ -159,14 +154,6 @@ def test_text_without_a_token_is_dropped(tokenizer, tmp_path):
 
 
 # --- Failures ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["data", ""])
-def test_output_that_is_no_new_folder_is_refused(name, tokenizer, tmp_path):
-    (tmp_path / "data").write_text("mine")
-    with pytest.raises(InputError, match="output=" if name else "empty"):
-        run("not read", tokenizer, tmp_path / name if name else "")
-    assert (tmp_path / "data").read_text() == "mine"
 
 
 @pytest.mark.parametrize("text", ["", "\n\n \n", "\u200b\n"])

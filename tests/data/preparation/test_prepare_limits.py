@@ -33,7 +33,6 @@ MEASURE = """
 import resource, sys
 from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.text.tokenizer import read_tokenizer
-from etils import epath
 import bert_jax.data.preparation.sorted_runs as module
 module.TOKENS_PER_RUN = 1 << 15
 text, vocabulary, output = sys.argv[1:]

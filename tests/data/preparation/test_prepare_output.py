@@ -68,6 +68,14 @@ def test_a_folder_with_a_file_is_refused(name, tokenizer, tmp_path):
     assert {path.name: path.read_text() for path in (tmp_path / "data").iterdir()} == {name: "mine"}
 
 
+def test_a_file_and_no_name_are_refused(tokenizer, tmp_path):
+    (tmp_path / "data").write_text("mine")
+    for output, problem in ((tmp_path / "data", "output="), ("", "empty")):
+        with pytest.raises(InputError, match=problem):
+            run("not read", tokenizer, output)
+    assert (tmp_path / "data").read_text() == "mine"
+
+
 def test_an_empty_folder_is_filled(whole, corpus_file, tokenizer, tmp_path):
     (tmp_path / "disk").mkdir()
     (tmp_path / "data").symlink_to("disk")
