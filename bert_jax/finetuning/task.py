@@ -1,8 +1,8 @@
 """A task: how its files are read, encoded, scored and predicted.
 
-A kind of task is a subclass of `Task`, and an entry of `KINDS` in `finetuning/tasks`. Its fields are the task's record
-in checkpoints and exports: all that prediction and evaluation need. They come from a config and the training file when
-a model is fine-tuned, and from the record afterwards.
+A kind of task is a subclass of `Task`, and an entry of `KINDS` in `finetuning/fine_tuned.py`. Its fields are the task's
+record in checkpoints and exports: all that prediction and evaluation need. They come from a config and the training
+file when a model is fine-tuned, and from the record afterwards.
 
 A row of a file is used whole or skipped. A skipped one keeps its number, is counted, and is logged with its place.
 """

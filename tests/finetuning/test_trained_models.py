@@ -6,38 +6,28 @@ from typing import Any
 
 import numpy as np
 import pytest
-from etils import epath
-from support.models import initialize
+from support import sources
 
 import bert_jax
 from bert_jax.errors import InputError
 from bert_jax.finetuning.fine_tuned import evaluate_finetuned, predict
-from bert_jax.finetuning.tasks.text import GlueTask
-from bert_jax.model.task_heads import BertForTask, TaskHead
-from bert_jax.training.checkpoints import open_checkpoint, save_parameters
+from bert_jax.training.checkpoints import open_checkpoint
 
 TAGS = ["O", "B-SEA", "I-SEA"]
 RECORDS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "choice": ("choose", 2, {"name": "choice"}),
     "ner": ("tag", 3, {"name": "ner", "tags": TAGS, "document_context": False}),
     "squad": ("span", 2, {"name": "squad/1.1", "doc_stride": 16, "max_query_length": 8}),
-    "stsb": ("regress", 1, GlueTask.of("stsb").record()),
 }
 
 
 @pytest.fixture(scope="module")
 def models(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A checkpoint of each record, with its initial values."""
-    before, found = open_checkpoint(str(checkpoint)), {}
+    """A checkpoint of each record, with random values."""
+    before, folder = open_checkpoint(str(checkpoint)), tmp_path_factory.mktemp("models")
     for name, (kind, size, record) in RECORDS.items():
-        head = TaskHead(kind, size)
-        _, parameters = initialize(before.bert_config, 3, build=BertForTask, head=head)
-        found[name] = str(tmp_path_factory.mktemp(name) / "model")
-        save_parameters(
-            epath.Path(found[name]), parameters, bert_config=before.bert_config, tokenizer=before.tokenizer,
-            heads=("pooler",) if "pooler" in parameters else (), task={**head.to_dict(), **record, "max_seq_len": 48},
-        )  # fmt: skip
-    return found
+        sources.write_fine_tuned(folder / name, before, kind, record, size=size)
+    return {name: str(folder / name) for name in RECORDS}
 
 
 def said(model: str, folder: Path, name: str, content: str, **options: Any) -> list[dict]:
