@@ -287,7 +287,7 @@ class TrainLoader:
         if len(batches) == 1:
             return batches[0]
         places = np.argsort(np.argsort(source_of, kind="stable"))  # of the rows in the batches together
-        return map_arrays(lambda *arrays: np.concatenate(arrays)[places], *batches)
+        return map_arrays(lambda *arrays: np.concatenate(arrays).take(places, axis=0), *batches)
 
     def row_numbers(self, step: int, rows: slice | np.ndarray = slice(None)) -> tuple[np.ndarray, np.ndarray]:
         """Returns the source of rows `rows` [n] of batch `step`, and the index of each among that source's: int64 [n].
