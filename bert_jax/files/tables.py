@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 _BATCH_BYTES = 4 << 20  # of a Parquet file that are decoded at once, on average
 _BATCH_ROWS = 1024
-_BUFFER_BYTES = 1 << 20  # of a column that is read at once
+_BUFFER_BYTES = 1 << 20  # of a column that is read at once, if row groups are larger than the next
+_WHOLE_BYTES = 4 << 20  # a buffer is as large as a page claims to be, up to 2 GiB: small files are read without
 _ARROW_FILE_MARK = b"ARROW1"
 
 Lines = Iterable[tuple[int, bytes]]
@@ -163,12 +164,14 @@ class ColumnarFile:
         self._parquet: Any = None
         self._groups: list[Any] = []
         if kind == "parquet":
+            metadata = pq.read_metadata(source)
+            self._groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+            is_large = any(group.total_byte_size > _WHOLE_BYTES for group in self._groups)
             # pre_buffer would read the column of a whole row group into memory, whatever the size of the buffer.
             self._parquet = pq.ParquetFile(
-                source, pre_buffer=False, buffer_size=_BUFFER_BYTES, page_checksum_verification=True
-            )
-            metadata = self._parquet.metadata
-            self._groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+                source, metadata=metadata, pre_buffer=False, page_checksum_verification=True,
+                buffer_size=_BUFFER_BYTES if is_large else 0,
+            )  # fmt: skip
             self.schema = self._parquet.schema_arrow
         else:
             is_file = source.read(len(_ARROW_FILE_MARK)) == _ARROW_FILE_MARK

@@ -11,10 +11,9 @@ from bert_jax.errors import InputError
 log = logging.getLogger(__name__)
 
 _OWN_RULES = "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk"
-OWN_RULES = frozenset(_OWN_RULES.split())
 """The languages that sentencex has rules for."""
 
-WITHOUT_SENTENCE_MARKS = ("th", "lo")
+_WITHOUT_SENTENCE_MARKS = ("th", "lo")
 """Thai and Lao have spaces between clauses and sentences, and mostly no mark at the end of a sentence."""
 
 _CODE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
@@ -51,9 +50,9 @@ def check_language(code: str) -> None:
 
 def warn_of_language(code: str) -> None:
     """Logs a warning if lines of a language are split into sentences by the rules of another one."""
-    if code in WITHOUT_SENTENCE_MARKS:
+    if code in _WITHOUT_SENTENCE_MARKS:
         log.warning("--language=%s has no marks of sentences: pass --sentences lines, or --pairs none", code)
-    elif code not in OWN_RULES:
+    elif code not in _OWN_RULES.split():
         log.warning("--language=%s has no sentence rules of its own: using those of a related language", code)
 
 
