@@ -142,50 +142,36 @@ class FeedForward(nnx.Module):
         return result
 
 
-LEVELS = 1 << 16
-"""Values of an element's random bits."""
-
-
 @jax.named_scope("dropout")
 def dropout_mask(shape: tuple[int, ...], rate: float, keys: Key | None) -> jax.Array | None:
-    """Draws a mask bool [B, ...], False with probability `rate`; None without keys or for a rate that rounds to 0.
+    """Draws a mask bool [B, ...], False with probability `rate`; None without keys or for a rate of 0.
 
     Each row has its own key, [B]: the mask does not depend on which rows are computed together, and is the same on
-    every mesh. One 32-bit draw serves two neighbours on the last axis. A 16-bit threshold realizes `rate` to 8e-6.
+    every mesh. An element's bits are a hash of its index and the two words of its row's key, with a third of the
+    operations of `jax.random.bits`, whose Threefry is stronger than dropout needs and only makes the keys.
     """
-    if keys is None or keep_levels(rate) == LEVELS:
+    if keys is None or rate == 0:
         return None
-    *leading, last = shape
-    pairs = _random_words(keys, (*leading[1:], -(-last // 2)))
-    bits = jax.lax.bitcast_convert_type(pairs, jnp.uint16).reshape(*leading, -1)[..., :last]
-    return bits < keep_levels(rate)
-
-
-def _random_words(keys: Key, shape: tuple[int, ...]) -> jax.Array:
-    """Draws uint32 [B, *shape] from keys [B]: hashes each element's index with the two words of its row's key.
-
-    Takes a third of the operations of `jax.random.bits`, whose Threefry is stronger than dropout needs and only makes
-    the keys. Not for other uses: no two words of a row are equal.
-    """
-    words = key_words(keys).reshape(-1, 2, *(1 for _ in shape))
-    number = jnp.zeros((1, *shape), jnp.uint32)
-    for axis in range(len(shape)):
+    words = key_words(keys).reshape(-1, 2, *(1 for _ in shape[1:]))
+    number = jnp.zeros((1, *shape[1:]), jnp.uint32)
+    for axis in range(1, len(shape)):
         stride = jnp.uint32(math.prod(shape[axis + 1 :]) % 2**32)
-        number += stride * jax.lax.broadcasted_iota(jnp.uint32, number.shape, axis + 1)
-    return hash_number(number, words[:, 0], words[:, 1])
+        number += stride * jax.lax.broadcasted_iota(jnp.uint32, number.shape, axis)
+    return is_kept(number, words[:, 0], words[:, 1], rate)
 
 
 def key_words(keys: Key) -> jax.Array:
-    """Returns the two words of each row's key, uint32 [B, 2], for `hash_number`."""
+    """Returns the two words of each row's key, uint32 [B, 2], for `is_kept`."""
     return jax.random.key_data(keys)[:, -2:]
 
 
-def hash_number(number: jax.Array, first: jax.Array, second: jax.Array) -> jax.Array:
-    """Hashes an element's index, uint32, with the two words of its row's key.
+def is_kept(number: jax.Array, first: jax.Array, second: jax.Array, rate: float) -> jax.Array:
+    """Returns whether dropout keeps the element of an index, uint32, in the row whose key has the two words.
 
-    The low half of the result is the bits of element 2 * index of a row, the high half those of the next element.
+    Of the 32 bits of the hash it compares 31: TPUs have no comparison of unsigned numbers.
     """
-    return _scramble(_scramble(number + first) ^ second)
+    bits = _scramble(_scramble(number + first) ^ second) >> 1
+    return bits.astype(jnp.int32) < min(2**31 - 1, round((1 - rate) * 2**31))
 
 
 def _scramble(x: jax.Array) -> jax.Array:
@@ -195,20 +181,14 @@ def _scramble(x: jax.Array) -> jax.Array:
     return x ^ (x >> 16)
 
 
-def keep_levels(rate: float) -> int:
-    """Returns the number of values of `LEVELS`, from 0, whose elements are kept: at least one for a rate below 1."""
-    return max(1, LEVELS - round(rate * LEVELS))
-
-
 def drop(x: jax.Array, keep: jax.Array | None, rate: float) -> jax.Array:
-    """Zeroes x where not `keep` and scales the rest by the realized rate; returns x without a mask.
+    """Zeroes x where not `keep` and divides the rest by 1 - `rate`; returns x without a mask.
 
     Multiplies in fp32: rounded to bfloat16, the scale for a rate of 0.1 would be 0.16% too small.
     """
     if keep is None:
         return x
-    scale = jnp.float32(LEVELS / keep_levels(rate))
-    return jnp.where(keep, (x.astype(jnp.float32) * scale).astype(x.dtype), jnp.zeros((), x.dtype))
+    return jnp.where(keep, (x.astype(jnp.float32) * (1 / (1 - rate))).astype(x.dtype), jnp.zeros((), x.dtype))
 
 
 def dropout(x: jax.Array, rate: float, keys: Key | None) -> jax.Array:

@@ -5,8 +5,7 @@ kernel. It recomputes the probabilities from the log of their sums, as FlashAtte
 arXiv:2205.14135), and hashes the dropout mask again: the same mask as `dropout.dropout_mask` draws.
 
 Shape letters: B rows, L tokens, N heads, H features of a head, D = N H, C heads of a grid step, S = C H, Q queries of a
-grid step. L is padded to a multiple of `LANES`. Scores are [L, Q], keys by queries: two neighbours that share a random
-word are then two sublanes, which is how a TPU packs 16-bit values.
+grid step. L is padded to a multiple of `LANES`. Scores are [L, Q], keys by queries.
 """
 
 import dataclasses
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.model.layers import LEVELS, Key, hash_number, keep_levels, key_words
+from bert_jax.model.layers import Key, is_kept, key_words
 from bert_jax.model.workarounds import kernel_on_mesh
 
 LANES = 128
@@ -182,15 +181,13 @@ class _Kernels:
     def keep(self, words: Any, c: int) -> jax.Array:
         """Returns the dropout mask of head `c` of this grid step, bool [L, Q]."""
         row, head = pl.program_id(0), pl.program_id(1) * self.heads_together + c
-        pairs = -(-self.length // 2)
-        first = ((head * self.length + self._query_positions()) * pairs).astype(jnp.uint32)  # numbers of each query
-        pair = _iota((self.padded_length // 2, 1), 0).astype(jnp.uint32)
-        bits = pltpu.bitcast(hash_number(pair, first + words[2 * row], words[2 * row + 1]), jnp.uint16)
-        return bits.astype(jnp.int32) < keep_levels(self.dropout_rate)
+        first = ((head * self.length + self._query_positions()) * self.length).astype(jnp.uint32)  # of each query
+        key = _iota((self.padded_length, 1), 0).astype(jnp.uint32)
+        return is_kept(key, first + words[2 * row], words[2 * row + 1], self.dropout_rate)
 
     @property
     def keep_scale(self) -> float:
-        return LEVELS / keep_levels(self.dropout_rate)
+        return 1 / (1 - self.dropout_rate)
 
     def _query_positions(self) -> jax.Array:
         return pl.program_id(2) * self.queries + _iota((1, self.queries), 1)

@@ -128,11 +128,15 @@ def manual_spec(sharding: NamedSharding) -> PartitionSpec:
 
 
 def shard_map_over_batch(body: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
-    """Maps `body` over the shards of a batch, which are along `batch_mesh_axes`; on one device returns `body`."""
-    axes = batch_mesh_axes(mesh)
-    if not axes:
+    """Maps `body` over the shards of a batch, which are along `batch_mesh_axes`; on one device returns `body`.
+
+    Axes of one device are manual, too: beside an auto axis, even of one device, XLA:TPU fuses no activation and no
+    LayerNorm into the product before it, and a step of BERT-LARGE takes a fourth longer.
+    """
+    if not batch_mesh_axes(mesh):
         return body
-    return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes))
+    manual = {axis for axis, size in mesh.shape.items() if axis != "tensor" or size == 1}
+    return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=manual)
 
 
 def _replicated_axes(sharding: NamedSharding) -> tuple[str, ...]:
@@ -187,11 +191,10 @@ def _on_tensor_shards(
 
     All axes are manual inside. This also works around a crash of XLA:CPU in a bfloat16 psum with auto axes.
     """
-    mesh, axes = sharding.mesh, batch_mesh_axes(sharding.mesh)
-    if not axes:
+    if not batch_mesh_axes(sharding.mesh) or sharding.mesh.shape["tensor"] == 1:
         return collective
     spec = PartitionSpec(*(axis if axis == "tensor" else None for axis in sharding.spec))
-    return jax.shard_map(collective, in_specs=spec, out_specs=spec, axis_names=set(mesh.axis_names) - set(axes))
+    return jax.shard_map(collective, in_specs=spec, out_specs=spec, axis_names={"tensor"})
 
 
 Cuts = Sequence[tuple[int, str]]

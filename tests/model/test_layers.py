@@ -13,7 +13,7 @@ from jax.sharding import AxisType, PartitionSpec
 from bert_jax.model.layers import LayerNorm, activation, bias, dense, drop, dropout, dropout_mask, parameter, row_keys
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.5])
+@pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.99])
 @pytest.mark.parametrize("size", [64, 33])
 def test_dropout_realises_its_rate_and_keeps_the_mean(rate, size):
     x = jnp.ones((500, size))
@@ -21,9 +21,7 @@ def test_dropout_realises_its_rate_and_keeps_the_mean(rate, size):
     deviations = 4 * np.sqrt(rate * (1 - rate) / y.size)
     assert np.mean(y == 0) == pytest.approx(rate, abs=deviations)
     assert y.mean() == pytest.approx(1.0, abs=deviations / (1 - rate))
-    # Neighbours share a draw of 32 bits, not a decision.
-    zeros = (y == 0)[:, : size // 2 * 2].reshape(-1, 2)
-    assert np.mean(zeros[:, 0] & zeros[:, 1]) == pytest.approx(rate**2, abs=0.01)
+    assert set(np.unique(y)) == {np.float32(0), np.float32(1 / (1 - rate))}
 
 
 def test_dropout_in_bfloat16_keeps_the_mean_and_nothing_for_the_backward_pass():
@@ -39,16 +37,9 @@ def test_dropout_in_bfloat16_keeps_the_mean_and_nothing_for_the_backward_pass():
 def test_dropout_in_fp32_is_one_product():
     x = jax.random.normal(jax.random.key(0), (8, 64))
     keep = dropout_mask(x.shape, 0.1, jax.random.split(jax.random.key(1), 8))
-    scale = np.float32(65536 / (65536 - round(0.1 * 65536)))
-    np.testing.assert_array_equal(drop(x, keep, 0.1), np.where(keep, np.asarray(x) * scale, np.float32(0)))
-
-
-@pytest.mark.parametrize(("rate", "kept"), [(1e-6, 1.0), (1 - 1e-6, 65536.0)])
-def test_rates_next_to_0_and_1_keep_all_and_almost_nothing(rate, kept):
-    x = jnp.ones((4, 50_000))
-    y = np.asarray(dropout(x, rate, jax.random.split(jax.random.key(0), 4)))
-    assert set(np.unique(y)) <= {0.0, kept}
-    assert y.mean() == pytest.approx(1.0, abs=4 * math.sqrt(kept / y.size) if kept > 1 else 0)
+    np.testing.assert_array_equal(
+        drop(x, keep, 0.1), np.where(keep, np.asarray(x) * np.float32(1 / 0.9), np.float32(0))
+    )
 
 
 def test_dropped_elements_are_uncorrelated():
