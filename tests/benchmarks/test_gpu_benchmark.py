@@ -10,7 +10,6 @@ import gpu
 import numpy as np
 import pytest
 import record
-from generators import result_pages
 from on_gpu import cases, steps
 from support.helpers import REPOSITORY
 
@@ -76,16 +75,6 @@ def test_batches_look_like_the_loaders(seq_len: int, packed: bool):
     assert len(set(places)) == len(places)
     assert all(batch["sequence_ids"][place] for place in places)
     assert len(places) == pytest.approx(0.15 * (batch["sequence_ids"] > 0).sum(), rel=0.05)
-
-
-def test_the_page_shows_results_or_says_that_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(record, "RESULTS", tmp_path)
-    assert result_pages.gpu_section().startswith("No run on a GPU")
-    measure(tmp_path, {"fits": 2.0, "broken": ValueError("bad")})
-    shown = result_pages.gpu_section()
-    assert "| fits | measured | 2.0 |" in shown
-    assert "| broken | failed: ValueError: bad |  |" in shown
-    assert "NVIDIA H200" in shown
 
 
 @pytest.mark.long

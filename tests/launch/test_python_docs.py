@@ -25,10 +25,7 @@ SOURCES = {
     "b.py": b'"""The module that is called b has words."""\n',
     "a/c.py": b'def f():\n    """Returns the value that the caller has asked for."""\n    x = lambda: "no docstring"\n',
     "a/latin.py": b'# -*- coding: latin-1 -*-\n"""The caf\xe9 is a place to drink coffee."""\n',
-    "a/tests/test_c.py": b'"""A test that has no place in a corpus."""\n',
-    "a/utf8.py": b'"""The caf\xe9 is written in an unknown encoding."""\n',
     "a/broken.py": b'"""A module that no version of Python parses."""\nprint "x"\n',
-    "a/null.py": b'"""A module with a null byte in its source."""\n\x00\n',
     "a/surrogate.py": b'"""The lone surrogate \\ud800 is not a character."""\n',
     "a/nested.py": b"""class A:
     if True:
@@ -62,7 +59,6 @@ class Thing:
     def act(self):
         """Acts."""
 ''',
-    "a/data.txt": b"A file that is not Python source at all.",
 }
 DOCUMENTS = [
     "The package that holds a few modules for this test.",

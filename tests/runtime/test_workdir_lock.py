@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -73,49 +72,3 @@ def test_two_processes_that_do_not_share_a_workdir_are_refused(monkeypatch: pyte
     monkeypatch.setattr(workdir_lock, "WAIT_SECONDS", 30.0)
     threading.Timer(0.3, (tmp_path / LOCK_FILE).write_text, ["process 7 on host, run name"]).start()
     WorkdirLock(epath.Path(tmp_path)).confirm()
-
-
-@pytest.mark.long
-def test_workdir_that_is_not_shared_is_refused_by_all_processes(dataset_dir: Path, tmp_path: Path):
-    """Simulates two hosts that get the same path, each on a disk of its own."""
-    hosts = [tmp_path / "a", tmp_path / "b"]
-    together = {"JAX_COORDINATOR_ADDRESS": helpers.free_address(), "JAX_NUM_PROCESSES": "2"}
-    flags = helpers.flags({"data.path": dataset_dir, "total_steps": 1000, "model.max_position_embeddings": 64})
-    for host in hosts:
-        host.mkdir()
-    processes = [
-        child_processes.start(
-            helpers.command("pretrain", "--config=bert_tiny", "--workdir=run", *flags), cwd=host,
-            stderr=subprocess.PIPE, text=True,
-            env=helpers.child_environment(2, **together, JAX_PROCESS_ID=str(number)),
-        )
-        for number, host in enumerate(hosts)
-    ]  # fmt: skip
-    for process in processes:
-        written = process.communicate(timeout=200)[1]
-        assert process.returncode == 2, written
-        assert f"--workdir={hosts[1] / 'run'}: process 1 " in written.splitlines()[-1]
-        assert "Traceback" not in written
-
-
-@pytest.mark.long
-def test_two_runs_in_one_workdir_and_one_after_a_kill(dataset_dir: Path, tmp_path: Path):
-    settings = {
-        "data.path": dataset_dir, "total_steps": 100_000, "model.max_position_embeddings": 64, "eval_every_steps": 0,
-        "optimizer.warmup_steps": 1,
-    }  # fmt: skip
-    command = helpers.command("pretrain", "--config=bert_tiny", f"--workdir={tmp_path}", *helpers.flags(settings))
-    first = child_processes.start(command, env=helpers.child_environment(), stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "config.json").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    second = child_processes.run(command, timeout=120, env=helpers.child_environment())
-    assert second.returncode == 2
-    assert f"process {first.pid} on" in second.stderr
-    first.kill()
-    first.wait()
-    short = helpers.command(
-        "pretrain", "--config=bert_tiny", f"--workdir={tmp_path}", *helpers.flags({**settings, "total_steps": 2})
-    )
-    assert child_processes.run(short, timeout=200, env=helpers.child_environment()).returncode == 0
