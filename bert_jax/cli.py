@@ -67,8 +67,7 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parse(sys.argv[1:] if words is None else words)
     set_up_logging(quiet=options.quiet)
     for library in ("gcsfs", "fsspec"):  # log an error that they raise, too, with its traceback
-        logging.getLogger(library).addHandler(logging.NullHandler())
-        logging.getLogger(library).propagate = False
+        logging.getLogger(library).setLevel(logging.CRITICAL + 1)
     try:
         _run(options)
         sys.stdout.flush()

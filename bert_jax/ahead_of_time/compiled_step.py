@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.experimental import topologies
 
 from bert_jax.ahead_of_time.hlo import read_collectives, read_parts
@@ -30,11 +29,14 @@ from bert_jax.training.initialization import fill_in_from_checkpoint
 from bert_jax.training.phases import Plan, abstract_batch, fit_plan, make_masking, plan_phases
 from bert_jax.training.pretrain import plan_step
 
-LARGEST = {
-    "v2": (16, 16), "v3": (32, 32), "v4": (16, 16, 16), "v5e": (16, 16), "v5p": (16, 20, 28), "v6e": (16, 16),
-    "tpu7x": (16, 24, 24),
+CHIPS = {
+    "v2": (7.48, (16, 16)), "v3": (15.48, (32, 32)), "v4": (30.75, (16, 16, 16)), "v5e": (15.75, (16, 16)),
+    "v5p": (95.74, (16, 20, 28)), "v6e": (31.25, (16, 16)), "tpu7x": (94.75, (16, 24, 24)),
 }  # fmt: skip
-"""Sizes in chips of the largest slice. libtpu opens larger ones, which do not exist, and aborts when it compiles."""
+"""GiB of a device's memory that a program can use, as libtpu's compiler says; and the largest slice, in chips.
+
+libtpu opens larger slices, which do not exist, and aborts when it compiles.
+"""
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _ENVIRONMENT = {  # of libtpu
@@ -68,12 +70,12 @@ def open_target(topology: str | None, slices: int = 1) -> Target:
     if topology is None:
         devices: tuple[Any, ...] = tuple(jax.devices())
         name = f"{devices[0].platform}:{len(devices)}"
-        return Target(name, count_slices(devices), devices, _usable_memory(devices[0]))
+        return Target(name, count_slices(devices), devices, (devices[0].memory_stats() or {}).get("bytes_limit"))
     name, _, shape = topology.partition(":")
     sizes = [int(size) for size in shape.split("x")] if re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape) else []
-    largest = LARGEST.get(name, ())
+    memory, largest = CHIPS.get(name, (0, ()))
     if not sizes or len(sizes) != len(largest) or any(map(int.__gt__, sorted(sizes), sorted(largest))):
-        slices_of_chips = ", ".join(f"{chip}:{'x'.join(map(str, most))}" for chip, most in LARGEST.items())
+        slices_of_chips = ", ".join(f"{chip}:{'x'.join(map(str, most))}" for chip, (_, most) in CHIPS.items())
         raise InputError(f"topology={topology}: expected a slice such as v5e:4x4, of at most {slices_of_chips}")
     if not importlib.util.find_spec("libtpu"):
         raise InputError(f"compile requires libtpu; run: {install_hint('tpu-aot')}")
@@ -90,21 +92,7 @@ def open_target(topology: str | None, slices: int = 1) -> Target:
     except Exception as error:
         reason = str(error).split("\n")[0]
         raise InputError(f"topology={topology}: libtpu does not support it ({reason}); try v5e:4x4") from error
-    return Target(topology, slices, devices, _usable_memory(devices[0]))
-
-
-def _usable_memory(device: Any) -> int | None:
-    """Returns the bytes of a device's memory that a program can use; of a TPU from the compiler, which enforces it."""
-    if device.platform != "tpu":
-        return (device.memory_stats() or {}).get("bytes_limit")
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    huge = jax.ShapeDtypeStruct((1 << 18, 1 << 18), jnp.float32, sharding=sharding)
-    try:
-        jax.jit(lambda x: jnp.cumsum(x, 0) + x.T).lower(huge).compile()
-    except jax.errors.JaxRuntimeError as error:
-        if needs := out_of_memory(error):
-            return needs[1]
-    raise BertJaxError(f"{device.device_kind}: usable HBM unknown; expected an out-of-memory error from the compiler")
+    return Target(topology, slices, devices, int(memory * _UNITS["G"]))
 
 
 def out_of_memory(error: Exception) -> tuple[int, int] | None:
@@ -181,14 +169,14 @@ def compile_step(target: Target, plan: Plan, *, profile: bool = False) -> dict[s
     spec, train_step = plan_step(mesh, plan, model)
     batch = abstract_batch(mesh, plan.config, seq_len, predictions, sequences)
     start = time.perf_counter()
-    memory, program = {}, ""
+    memory, program, hbm = {}, "", target.hbm_bytes
     try:
         with jax.set_mesh(mesh):
             compiled = train_step.lower(spec.abstract, batch).compile()
     except jax.errors.JaxRuntimeError as error:  # only the compiler for TPUs refuses a program that does not fit
         if (needs := out_of_memory(error)) is None:
             raise BertJaxError(f"the compiler failed: {str(error).strip().splitlines()[0]}") from error
-        peak = needs[0]
+        peak, hbm = needs
     else:
         sizes: Any = compiled.memory_analysis()
         memory = {f"{part}_bytes": getattr(sizes, f"{part}_size_in_bytes") for part in ("argument", "output", "temp")}
@@ -198,7 +186,7 @@ def compile_step(target: Target, plan: Plan, *, profile: bool = False) -> dict[s
         # v5p and v6e run some gathers on sparse cores, as a kind of call that an older jaxlib cannot read.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             program = compiled.as_text() or ""
-    hbm, problem = target.hbm_bytes, None
+    problem = None
     if hbm and peak > hbm:
         excess = (peak - hbm) / (1 << 30)
         problem = (

@@ -44,8 +44,6 @@ def show_background_errors() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     threading.excepthook = _log_error
     sys.unraisablehook = lambda args: log.debug("%s", args.exc_value)
-    main = threading.main_thread()
-    sys.excepthook = lambda *error: sys.__excepthook__(*error) if threading.current_thread() is main else None
 
 
 def _log_error(args: threading.ExceptHookArgs) -> None:

@@ -76,10 +76,7 @@ class WorkdirLock:
             os.close(self._file)
 
     def _owner(self) -> str:
-        try:
-            return atomic.read_whole(self._path).decode()
-        except FileNotFoundError:
-            return ""
+        return atomic.read_whole(self._path).decode() if remote.exists(self._path) else ""
 
 
 def shared_name() -> str:

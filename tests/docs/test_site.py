@@ -10,7 +10,7 @@ import pytest
 from generators import write_pages
 from support import docs
 
-from bert_jax import cli
+from bert_jax.command_line.arguments import COMMANDS
 from bert_jax.config_listing import type_of
 from bert_jax.sections import flatten
 
@@ -23,39 +23,22 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("page", "config"),
-    [
-        ("config_pretraining.md", "default"), ("config_finetuning.md", "finetune/default"),
-        ("config_studies.md", "studies/default"),
-    ],
-)  # fmt: skip
-def test_every_config_key_is_on_the_page_with_default_and_meaning(generated: Path, page: str, config: str):
-    rows = re.findall(r"^\| \[`([\w.]+)`\]\S* \| `(.*?)` \| (\w+) \| (.*?) \|", (generated / page).read_text(), re.M)
-    found = {name: (default, kind, meaning) for name, default, kind, meaning in rows}
-    for key, value in flatten(type_of(config)()):
-        if key.startswith("pretraining."):
-            continue
-        default, kind, meaning = found.pop(key)
-        assert default == (f'"{value}"' if isinstance(value, str) else repr(value)), key
-        assert kind == type(value).__name__
-        assert len(meaning.split()) > 1, key
-    assert not set(found) - {"pretraining"}
+def test_every_config_key_is_on_the_page_with_its_default_and_meaning(generated: Path):
+    pages = {"default": "config_pretraining.md", "finetune/default": "config_finetuning.md"}
+    for config, page in pages.items():
+        rows = re.findall(r"^\| \[`([\w.]+)`\]\S* \| `(.*?)` \| \w+ \| .+? \|", (generated / page).read_text(), re.M)
+        values = [
+            (key, f'"{value}"' if isinstance(value, str) else repr(value)) for key, value in flatten(type_of(config)())
+        ]
+        assert sorted(rows) == sorted(values)
 
 
-def test_every_command_and_option_is_on_the_page(generated: Path, capsys: pytest.CaptureFixture[str]):
+def test_every_command_is_on_the_page_with_its_options(generated: Path):
     page = (generated / "commands.md").read_text()
     sections = dict(re.findall(r"^## (\S+)\n((?:.*\n)*?)(?=^## |\Z)", page, re.MULTILINE))
-    for name, section in sections.items():
-        with pytest.raises(SystemExit):
-            cli.parse([name, "--help"])
-        options = set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", capsys.readouterr().out, re.MULTILINE)) - {"--help"}
-        assert not {option for option in options if option not in section}, name
-    with pytest.raises(SystemExit):
-        cli.parse(["--help"])
-    assert set(re.findall(r"^    ([a-z][\w-]*)", capsys.readouterr().out, re.MULTILINE)) == set(sections)
-    assert "required" in sections["prepare"]
-    assert str(os.cpu_count()) not in re.findall(r"`--workers[^|]*\| ([^|]*)", sections["prepare"])[0]
+    assert sections.keys() == COMMANDS.keys()
+    assert re.search(r"`--input GLOB ...` \| required \|", sections["prepare"])
+    assert re.search(r"`--workers WORKERS` \|  \|", sections["prepare"])  # not the number of this machine's cores
 
 
 def test_the_api_page_names_what_is_public(generated: Path):
