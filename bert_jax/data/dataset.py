@@ -18,6 +18,7 @@ import functools
 import hashlib
 import io
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,7 +44,7 @@ TOKENIZER_FIELDS = ("kind", "lowercase", "vocab_size", "sha256", "ids_sha256")
 _MAX_OPEN = 256  # readers of a dataset; each holds a file open, and the default limit of a process is 1,024
 
 Count = Annotated[int, Must("in [0, 2**62)", lambda x: 0 <= x < 1 << 62)]
-FileName = Annotated[str, Must("the name of a file", lambda name: bool(name) and Path(name).name == name)]
+FileName = Annotated[str, Must("the name of a file", lambda name: re.fullmatch(r"\w[\w.-]{1,99}", name) is not None)]
 
 
 def lengths_file(split: str) -> str:
@@ -121,13 +122,14 @@ class DatasetInfo(Section):
         if not remote.exists(path):
             raise InputError(f"{folder}: {INFO_FILE} not found; expected a dataset of `bert-jax prepare`")
         content = atomic.read_json(path, FORMAT_VERSION)
+        arrays = {TOKEN_COUNTS_FILE, *map(lengths_file, SPLITS)}
         try:
             info = from_mapping(cls, content)
-        except InputError as error:
+            names = {*info.splits} == {*SPLITS} and {*info.arrays} == arrays
+            is_whole = names and {*info.tokenizer} >= {*TOKENIZER_FIELDS} and info == info.with_hash()
+        except (InputError, UnicodeEncodeError) as error:
             raise InputError(f"{path}: {error}") from error
-        arrays = {TOKEN_COUNTS_FILE, *map(lengths_file, SPLITS)}
-        is_whole = {*info.splits} == {*SPLITS} and {*info.arrays} == arrays and {*info.tokenizer} >= {*TOKENIZER_FIELDS}
-        if not is_whole or info != info.with_hash():
+        if not is_whole:
             raise InputError(f"{path}: damaged; prepare the dataset again")
         return info
 
