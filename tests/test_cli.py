@@ -308,7 +308,11 @@ def test_fill_mask_wants_a_mask(journey: Path, capsys: pytest.CaptureFixture):
     fails_with_one_line(["fill-mask", "--checkpoint", journey / "run", long], capsys, "203")
 
 
-@pytest.mark.parametrize("arguments", [["prepare", "--frobnicate"], ["nothing"], [], ["evaluate", "--config.x=1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["prepare", "--frobnicate"], ["nothing"], [], ["evaluate", "--config.x=1"], ["--config.x=1"],
+     ["--quiet", "inspect", "a"]],
+)  # fmt: skip
 def test_wrong_flags_exit_with_2(arguments: list[str]):
     with pytest.raises(SystemExit) as stopped:
         cli.main(arguments)

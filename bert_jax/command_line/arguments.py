@@ -51,9 +51,10 @@ def command(function: F) -> F:
     @functools.wraps(function)
     def call_checked(*arguments: Any, **options: Any) -> Any:
         call = signature.bind(*arguments, **options)
-        for name in call.arguments.keys() - {*_PYTHON_ALONE}:
+        for name in [name for name in call.arguments if name not in _PYTHON_ALONE]:
             parameter = signature.parameters[name]
-            call.arguments[name] = value = checked(name, parameter.annotation, call.arguments[name])
+            value = checked(name, parameter.annotation, call.arguments[name], parameter.default)
+            call.arguments[name] = value
             if value == () and parameter.default is parameter.empty:
                 raise InputError(f"{name}: expected at least one")
         return function(*call.args, **call.kwargs)
@@ -128,14 +129,15 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         parser.error(f"{name}: unknown command{nearest(name, COMMANDS)}")
     words = [re.sub(r"^(--[\w.]+=)~(?=/|$)", lambda found: found[1] + home, word) for word in words]
     end = words.index("--") if name == "prepare" and "--" in words else len(words)
-    keys = [word for word in words[:end] if word.startswith("--config.") and _config(name)]
+    keys = [word for word in words[:end] if word.startswith("--config.") and name in COMMANDS and _config(name)]
     options, unknown = parser.parse_known_args([word for word in words[:end] if word not in keys])
-    known = [option for action in parsers[name].actions for option in action.option_strings]
+    sub = parsers.get(name, parser)
+    known = [option for action in sub.actions for option in action.option_strings]
     for word in unknown:
-        parsers[name].error(f"{word}: unknown argument{nearest(word.partition('=')[0], known)}")
+        sub.error(f"{word}: unknown argument{nearest(word.partition('=')[0], known)}")
     for word in keys:
         if "=" not in word:
-            parsers[name].error(f"{word}: expected {word}=VALUE")
+            sub.error(f"{word}: expected {word}=VALUE")
     overrides = [tuple(key.removeprefix("--config.").split("=", 1)) for key in keys]
     return argparse.Namespace(**vars(options), overrides=overrides, beam_options=words[end + 1 :])
 
