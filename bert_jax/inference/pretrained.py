@@ -144,7 +144,7 @@ class TextModel:
         batch = pad_sequences(
             sequences, len(sequences), longest, self.tokenizer.pad_id, last_position=self.config.is_decoder
         )
-        return map_arrays(jnp.asarray, batch)
+        return map_arrays(jax.device_put, batch)
 
     def encode(self, text: Texts, pair: Pairs = None, *, batch_size: int = 32) -> Encoded:
         """Returns the last layer's hidden states of one or several texts, each alone or with its `pair`.
@@ -190,7 +190,7 @@ class TextModel:
             raise InputError("fill-mask requires an mlm_head, which the checkpoint lacks; use a pre-trained checkpoint")
         if self.config.is_decoder:
             raise InputError("fill-mask does not support a left-to-right model, which cannot use the text after a mask")
-        ids = self.batch(text)["input_ids"][0].tolist()  # refuses a text that is too long
+        ids = np.asarray(self.batch(text)["input_ids"])[0].tolist()  # refuses a text that is too long
         positions = [position for position, token in enumerate(ids) if token == tokenizer.mask_id]
         if not 1 <= top <= tokenizer.vocab_size:
             raise InputError(f"top={top}: expected 1 to {tokenizer.vocab_size}")
