@@ -60,8 +60,8 @@ class MeshKeys(Section):
     data: int = -1  # Copies of the parameters.
     fsdp: int = 1  # Shards of parameters and optimizer state, along the hidden size.
     tensor: int = 1  # Shards of heads, feed-forward and vocabulary.
-    # True: optimizer state, but not parameters, is sharded along data too (ZeRO stage 1).
-    zero1: bool = False
+    # True: optimizer state, but not parameters, is sharded along data too (ZeRO stage 1). auto: on TPUs.
+    zero1: bool | Literal["auto"] = "auto"
 
 
 class CheckpointKeys(Section):
@@ -130,8 +130,8 @@ class RunConfig(Section):
     remat: Literal["none", "attention", "dots", "full"] = "none"
     # Type in which gradients are reduced; bfloat16 halves the traffic.
     gradient_reduce_dtype: Literal["float32", "bfloat16"] = "float32"
-    # True scans over the layers; False unrolls them, which compiles longer and is faster on a CPU. auto unrolls up to
-    # 12 layers on a CPU and scans otherwise.
+    # True scans over the layers; False unrolls them, which compiles longer and is faster. auto unrolls up to 12 layers
+    # on a CPU and 24 on a TPU, and scans otherwise.
     scan_layers: bool | Literal["auto"] = "auto"
     checkpoint: CheckpointKeys = CheckpointKeys()
     profile: ProfileKeys = ProfileKeys()

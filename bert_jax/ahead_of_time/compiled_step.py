@@ -192,7 +192,7 @@ def compile_step(target: Target, plan: Plan, *, profile: bool = False) -> dict[s
         problem = (
             f"steps {plan.start + 1}-{plan.stop}: need {excess:.2f} GiB more per device than the "
             f"{hbm / (1 << 30):.2f} GiB that it has; use more devices, or set remat=attention, gradient_accumulation="
-            f"{2 * microbatches}, remat=full, mesh.zero1=True, or mesh.fsdp=-1 and mesh.data=1"
+            f"{2 * microbatches}, remat=full, or mesh.fsdp=-1 and mesh.data=1"
         )
     model_flops = rows * training_flops(model, seq_len, predictions, sequences)
     return {

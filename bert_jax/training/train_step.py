@@ -40,8 +40,8 @@ Metrics = dict[str, jax.Array]
 
 _LEVEL = "xla_backend_optimization_level"
 
-UNROLLED_LAYERS = 12
-"""Most layers that are unrolled on a CPU by default: more would take long to compile."""
+UNROLLED_LAYERS = {"cpu": 12, "tpu": 24}
+"""Most layers that are unrolled by default on a platform; more would take long to compile."""
 
 
 # --- Settings of the programs -----------------------------------------------------------------------------------------
@@ -57,12 +57,19 @@ def compute_dtype(name: str, platform: str | None = None) -> jnp.dtype:
 def scans_layers(setting: bool | str, num_layers: int, platform: str) -> bool:
     """Returns whether a program for devices of `platform` scans over the layers or unrolls them.
 
-    `setting` is the config's `scan_layers`: a bool, or "auto". On a CPU, a scan spends 5 to 10% of a training step on
-    the arrays that it stacks for the backward pass. On a TPU, unrolled layers take three times as long to compile.
+    `setting` is the config's `scan_layers`: a bool, or "auto". A scan stacks arrays for the backward pass, which takes
+    5 to 10% of a training step on a CPU and a third on a TPU, where unrolled layers take three times as long to
+    compile.
     """
-    if setting == "auto":
-        return platform != "cpu" or num_layers > UNROLLED_LAYERS
-    return bool(setting)
+    return num_layers > UNROLLED_LAYERS.get(platform, 0) if setting == "auto" else bool(setting)
+
+
+def shards_moments(setting: bool | str, platform: str) -> bool:
+    """Returns whether optimizer state is sharded along `data`, by the config's `mesh.zero1`: a bool, or "auto".
+
+    On a TPU it takes the update of all parameters from every chip, and no more traffic than a sum of gradients.
+    """
+    return platform == "tpu" if setting == "auto" else bool(setting)
 
 
 def model_settings(config: RunConfig, num_layers: int, platform: str) -> dict[str, Any]:

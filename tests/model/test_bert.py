@@ -152,14 +152,24 @@ def value_and_gradient(remat: str = "none", scan_layers: bool = True) -> tuple[j
 
 @pytest.mark.parametrize(
     ("platform", "layers", "setting", "scans"),
-    [("cpu", 12, "auto", False), ("cpu", 24, "auto", True), ("tpu", 2, "auto", True), ("gpu", 12, "auto", True),
-     ("cpu", 12, True, True), ("tpu", 12, False, False)],
+    [("cpu", 12, "auto", False), ("cpu", 24, "auto", True), ("tpu", 24, "auto", False), ("tpu", 48, "auto", True),
+     ("gpu", 12, "auto", True), ("cpu", 12, True, True), ("tpu", 12, False, False)],
 )  # fmt: skip
-def test_layers_are_unrolled_on_a_cpu_alone(platform, layers, setting, scans):
+def test_few_layers_are_unrolled_on_a_cpu_and_a_tpu(platform, layers, setting, scans):
     model = BertConfig(**{**dataclasses.asdict(SMALL), "num_hidden_layers": layers})
     config = load_config("default", {"scan_layers": setting})
     _, spec = plan_state(abstract_mesh(config.mesh, devices=1), config, model, platform)
     assert nnx.merge(spec.graph, spec.abstract.parameters).encoder.scan_layers == scans
+
+
+@pytest.mark.parametrize(
+    ("platform", "setting", "sharded"),
+    [("tpu", "auto", True), ("gpu", "auto", False), ("gpu", True, True), ("tpu", False, False)],
+)
+def test_moments_are_sharded_along_data_on_a_tpu(platform, setting, sharded):
+    config = load_config("default", {"mesh.zero1": setting})
+    _, spec = plan_state(abstract_mesh(config.mesh, devices=4), config, SMALL, platform)
+    assert ("data" in spec.moments["pooler"]["kernel"].spec) == sharded
 
 
 @pytest.mark.parametrize(
