@@ -76,7 +76,8 @@ def checked(name: str, kind: Any, value: Any, default: object = None) -> Any:
     except InputError as error:
         raise InputError(f"{name}.{error}") from error
     except (ValueError, KeyError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError) as error:
-        raise InputError(f"{name}={value!s:.80}: expected {_expected(kind)}{example}") from error
+        given = type(value).__name__ if isinstance(value, Section) else value
+        raise InputError(f"{name}={given!s:.80}: expected {_expected(kind)}{example}") from error
     for must in get_args(kind)[1:] if get_origin(kind) is Annotated else ():
         if isinstance(must, Must) and not must.holds(converted):
             raise InputError(f"{name}={value!s:.80}: must be {must.expected}{example}")

@@ -201,7 +201,7 @@ def test_too_many_nonfinite_steps_end_the_run_with_a_checkpoint(dataset_dir: Pat
 def test_empty_workdir_and_another_config_are_refused(dataset_dir: Path):
     with pytest.raises(InputError, match=r"^workdir="):
         pretrain(helpers.small_config(dataset_dir), "")
-    with pytest.raises(InputError, match=r"config: expected a PretrainConfig, got FinetuneConfig"):
+    with pytest.raises(InputError, match="config=FinetuneConfig: expected a value of type PretrainConfig"):
         pretrain(load_config("finetune/text", kind=FinetuneConfig), "run")
 
 
