@@ -63,5 +63,5 @@ def load_config(spec: str, overrides: Overrides = (), *, kind: type[Section] = P
     try:
         config = from_mapping(kind, made.to_dict())
     except InputError as error:
-        raise InputError(f"{file}: {error}") from error
+        raise InputError(f"{file}: {error}; expected keys of a {kind.__name__}") from error
     return with_values(config, dict(overrides))

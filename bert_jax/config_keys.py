@@ -267,11 +267,11 @@ class PretrainConfig(RunConfig):
 
 def _typed_phase(name: str, phase: Mapping[str, object], whole: PretrainConfig) -> dict[str, object]:
     """Returns the values of a phase, each of the type of its key in the `whole` config."""
-    steps = checked(f"{name}.steps", PositiveOrOpen, phase.get("steps"))
     try:
         typed = dict(flatten(with_values(whole, {key: value for key, value in phase.items() if key != "steps"})))
     except InputError as error:
         raise InputError(f"{name}.{error}") from error
+    steps = checked(f"{name}.steps", PositiveOrOpen, phase.get("steps"))
     return {key: steps if key == "steps" else typed[key] for key in phase}
 
 

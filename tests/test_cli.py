@@ -262,6 +262,7 @@ def test_errors_name_options_and_keys_as_they_are_typed():
         "optimizer.b1=2.0: must be less": "--config.optimizer.b1=2.0: must be less",
         "mfu=3: at most 1; a/seed=3, --mfu=0.5": "--mfu=3: at most 1; a/seed=3, --mfu=0.5",
         "the model: nothing": "the model: nothing",
+        "checkpoint.milestones.1=-4: at least 0": "--config.checkpoint.milestones=-4: at least 0",
     }.items():
         assert module.in_options(message, pretrain) == expected
     vocab = cli.parse(["vocab", "--output=a", "--from=b"])

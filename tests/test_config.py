@@ -194,6 +194,10 @@ def test_a_key_of_a_part_is_suggested_with_its_part():
         load_config("studies/table5", [("pretraining.optimizer.learning_rat", "1")], kind=StudyConfig)
     with pytest.raises(InputError, match=r"phases\.0\.learning_rat: .*\boptimizer\.learning_rate"):
         load_config("bert_large:v5e", [("phases.0.learning_rat", "1")])
+    with pytest.raises(InputError, match=r"phases\.0\.stepz: "):
+        load_config("default", [("phases", "({'stepz': 3},)")])
+    with pytest.raises(InputError, match=r"text\.py: \w+: .*PretrainConfig"):
+        load_config("finetune/text")
 
 
 def test_files_that_are_not_configs_are_refused(tmp_path: Path):

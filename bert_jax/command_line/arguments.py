@@ -170,7 +170,8 @@ def in_options(message: str, options: argparse.Namespace) -> str:
     if config := _config(options.command):
         keys = [*(key for key, _ in options.overrides), *(key for key, _ in flatten(config()))]
         names = {**{key: f"--config.{key}" for key in keys}, **names}
-    return re.sub(r"(?<![\w./-])[a-z_][\w.]*(?==)|^[a-z_][\w.]*(?=: )", lambda m: names.get(m[0], m[0]), message)
+    names_in_message = r"(?<![\w./-])([a-z_][\w.]*?)(?:\.\d+)?(?==)|^([a-z_][\w.]*)(?=: )"
+    return re.sub(names_in_message, lambda m: names.get(m[1] or m[2], m[0]), message)
 
 
 class Parser(argparse.ArgumentParser):
