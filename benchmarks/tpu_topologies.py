@@ -1,4 +1,4 @@
-"""Compiles BERT-LARGE with LAMB's batches for TPU slices of many sizes; prints memory and collectives.
+"""Compiles BERT-LARGE with LAMB's batches for TPU slices of many sizes; prints memory, collectives and XLA's time.
 
     python benchmarks/tpu_topologies.py                # some 25 minutes on two cores; --only v5e for one chip's rows
 
@@ -47,6 +47,9 @@ COLUMNS = {
     "arguments, temporaries, GiB": "{arguments_gib:.2f}, {temporaries_gib:.2f}",
     "all-reduce, MiB": "{all_reduce_mib:,.1f}",
     "in loops": "{collectives_in_loops}",
+    "estimated step, ms": "{step_ms:,.1f}",
+    "estimated MFU": "{mfu_percent:.1f}%",
+    "compiled in, s": "{compile_seconds:.0f}",
     "command": "`{command}`",
 }
 
@@ -65,8 +68,11 @@ def make_row(found: dict, command: str) -> dict:
     }
     if not found["fits"]:
         return row
-    sent = found["collectives"]
+    sent, estimate = found["collectives"], found["estimate"] or {}
     return row | {
+        "step_ms": 1000 * estimate["seconds"] if estimate else None,
+        "mfu_percent": 100 * estimate["mfu"] if estimate else None,
+        "compile_seconds": found["compile_seconds"],
         "arguments_gib": found["argument_bytes"] / GIB,
         "temporaries_gib": found["temp_bytes"] / GIB,
         "all_reduce_mib": None if sent is None else sum(x["bytes"] for x in sent if x["kind"] == "all-reduce") / MIB,
