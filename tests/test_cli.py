@@ -369,7 +369,9 @@ def test_words_that_are_not_options_of_the_command():
     assert chosen.beam_options == ["--temp_location=d", "-e"]
     overrides = cli.parse(["pretrain", "--config.seed=-1", "--config=a", "--workdir=b", "--config.data.path=c=d"])
     assert overrides.overrides == [("seed", "-1"), ("data.path", "c=d")]
-    assert cli.parse(["features", "--checkpoint=a", "--input=b", "--output=c", "--layers=-1,-2"]).layers == "-1,-2"
+    for layers in (["--layers=-1,-2"], ["--layers", "-1,-2"], ["--layers", "-1"]):
+        words = ["features", "--checkpoint=a", "--input=b", "--output=c", *layers]
+        assert cli.parse(words).layers == layers[-1].removeprefix("--layers=")
     assert cli.parse(["export", "--checkpoint=a", "--output=b", "--format=hf"]).output == "b"
     assert cli.parse(["fill-mask", "--checkpoint=a", "--top", "2", "-- [MASK]"]).text == ["-- [MASK]"]
 

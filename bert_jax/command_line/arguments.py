@@ -128,6 +128,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if name and not name.startswith("-") and name not in COMMANDS:
         parser.error(f"{name}: unknown command{nearest(name, COMMANDS)}")
     words = [re.sub(r"^(--[\w.]+=)~(?=/|$)", lambda found: found[1] + home, word) for word in words]
+    for at in reversed(range(1, len(words))):  # `--layers -1,-2`, which argparse takes for an option
+        if re.match(r"-\d", words[at]) and re.fullmatch(r"--\w+", words[at - 1]):
+            words[at - 1 : at + 1] = [f"{words[at - 1]}={words[at]}"]
     end = words.index("--") if name == "prepare" and "--" in words else len(words)
     keys = [word for word in words[:end] if word.startswith("--config.") and name in COMMANDS and _config(name)]
     options, unknown = parser.parse_known_args([word for word in words[:end] if word not in keys])
