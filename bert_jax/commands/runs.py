@@ -90,6 +90,7 @@ def finetune(config: FinetuneConfig, workdir: Folder, *, stop: StopSignal | None
     Args:
       config: finetune/glue:sst2, finetune/text, or a file; --config.KEY=VALUE overrides its keys
       workdir: checkpoints, metrics, scores and predictions
+
     Examples:
       bert-jax finetune --config=finetune/glue:sst2 --workdir=runs/sst2 --config.init=runs/base
         --config.data.path=glue/SST-2
@@ -155,7 +156,7 @@ def compile(
 
 @command
 def report(workdir: Sequence[Annotated[str, "RUN", PATH]], /, output: File) -> Result:
-    """Reports on one run, or on several side by side: curves, scores, configs.
+    """Reports on one run, or on several side by side: curves and scores.
 
     Reads: the metrics of workdirs, and files of compile --json
     Writes: FILE, a page

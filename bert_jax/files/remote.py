@@ -97,9 +97,9 @@ def exists(path: epath.Path) -> bool:
 
 
 def children(folder: epath.Path) -> list[epath.Path]:
-    """Returns what is directly in a folder, sorted; [] if it does not exist. Raises as `store_errors` does."""
+    """Returns what is directly in a folder, sorted; [] without such a folder. Raises as `store_errors` does."""
     with store_errors(folder):
-        return sorted(folder.iterdir()) if folder.exists() else []
+        return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def is_taken(folder: epath.Path) -> bool:

@@ -153,7 +153,7 @@ def open_source(location: str, **options: Any) -> ForeignCheckpoint:
 
 
 def _names(folder: epath.Path) -> list[str]:
-    return [path.name for path in remote.children(folder)] if folder.is_dir() else []
+    return [path.name for path in remote.children(folder)]
 
 
 def _locate(path: epath.Path) -> tuple[epath.Path, list[str]]:

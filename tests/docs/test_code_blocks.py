@@ -44,3 +44,10 @@ def test_the_quickstart_page_and_the_script_have_the_same_recipe():
 def test_links_of_pages_outside_of_the_site_lead_to_files(page: Path):
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s:]+)\)", page.read_text())]
     assert [link for link in links if link and not (page.parent / link).exists()] == []
+
+
+def test_tests_that_pages_name_exist():
+    named = {found for page in docs.PAGES for found in re.findall(r"`([\w/]+\.py)::(\w+)`", page.read_text())}
+    assert named
+    tests = helpers.REPOSITORY / "tests"
+    assert [found for found in named if f"def {found[1]}(" not in (tests / found[0]).read_text()] == []

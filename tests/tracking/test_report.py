@@ -143,9 +143,10 @@ def test_runs_are_named_as_they_are_and_apart(tmp_path: Path):
 # --- Inputs ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["empty", "missing"])
+@pytest.mark.parametrize("path", ["empty", "missing", "table.csv"])
 def test_a_folder_without_metrics_is_refused(path: str, tmp_path: Path):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "table.csv").write_text("step\n1\n")
     with pytest.raises(InputError, match=rf"{tmp_path / path} has no metrics"):
         write_report([str(tmp_path / path)], str(tmp_path / "report.html"))
     assert not (tmp_path / "report.html").exists()

@@ -148,8 +148,8 @@ def _build(
         for rule in RULES
     }
     if not any(shard.info.instances for shard in splits["train"]):
-        lost = ", ".join(f"{counts.tokens:,} by {RULES[rule]}" for rule, counts in dropped.items())
-        raise InputError(f"eval_fraction={options.eval_fraction}: the train split is empty; filters drop {lost} tokens")
+        lost = ", ".join(f"{RULES[rule]} drops {counts.tokens:,}" for rule, counts in dropped.items())
+        raise InputError(f"eval_fraction={options.eval_fraction}: the train split is empty; of the tokens {lost}")
     arrays = {TOKEN_COUNTS_FILE: np.asarray(sum(shard.token_counts for shard in splits["train"]))}
     for name, split in splits.items():
         lengths = [np.zeros(0, np.uint16), *(shard.lengths for shard in split)]
