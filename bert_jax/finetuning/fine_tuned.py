@@ -54,7 +54,7 @@ def read_task(config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[Task, Split
     task = KINDS[config.task.kind].from_config(config)
     files = task.find(config.data.path, {split: getattr(config.task, split) for split in ("train", "dev", "test")})
     if "train" not in files:
-        usual = ", ".join(task.usual_files.get("train", ())) or "it"
+        usual = ", ".join(task.usual_files.get("train", ())) or "it has no usual name"
         raise InputError(f"data.path={config.data.path}: training file not found ({usual}); set task.train=FILE")
     path, bad_rows = files.pop("train"), BadRows(strict=config.data.strict)
     task, examples = task.read_training(path, bad_rows)
