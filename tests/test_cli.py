@@ -266,7 +266,9 @@ def test_errors_name_options_and_keys_as_they_are_typed():
     }.items():
         assert module.in_options(message, pretrain) == expected
     vocab = cli.parse(["vocab", "--output=a", "--from=b"])
-    assert module.in_options("from=b: x", vocab) == "--from=b: x"
+    for message in ("from=b: x", "from_=b: x"):
+        assert module.in_options(message, vocab) == "--from=b: x"
+    assert module.in_options("input.0=b: x", vocab) == "--input=b: x"
 
 
 def test_closed_streams_end_no_run(tmp_path: Path):

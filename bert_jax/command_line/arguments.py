@@ -173,7 +173,7 @@ def in_options(message: str, options: argparse.Namespace) -> str:
     if config := _config(options.command):
         keys = [*(key for key, _ in options.overrides), *(key for key, _ in flatten(config()))]
         names = {**{key: f"--config.{key}" for key in keys}, **names}
-    names_in_message = r"(?<![\w./-])([a-z_][\w.]*?)(?:\.\d+)?(?==)|^([a-z_][\w.]*)(?=: )"
+    names_in_message = r"(?<![\w./-])([a-z_][\w.]*?)(?:_|\.\d+)?(?==)|^([a-z_][\w.]*)(?=: )"
     return re.sub(names_in_message, lambda m: names.get(m[1] or m[2], m[0]), message)
 
 

@@ -145,6 +145,8 @@ def _train_unigram(words: Mapping[str, int], size: int) -> models.Model:
     if len(sample) < len(words):
         log.info("Training on a sample of %s of %s distinct words", f"{len(sample):,}", f"{len(words):,}")
     pad, unk, *control = SPECIAL_TOKENS
+    if (needed := len(set().union(*sample)) + len(SPECIAL_TOKENS)) > size:
+        raise InputError(f"size={size}: too small for the characters of this text; expected at least {needed}")
     file = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(

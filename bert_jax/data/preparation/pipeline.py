@@ -148,8 +148,10 @@ def _build(
         for rule in RULES
     }
     if not any(shard.info.instances for shard in splits["train"]):
-        lost = ", ".join(f"{RULES[rule]} drops {counts.tokens:,}" for rule, counts in dropped.items())
-        raise InputError(f"eval_fraction={options.eval_fraction}: the train split is empty; of the tokens {lost}")
+        lost = {RULES[rule]: counts.tokens for rule, counts in dropped.items() if counts.tokens}
+        cause = ", ".join(f"{option}={getattr(options, option)} drops {count:,}" for option, count in lost.items())
+        cause = cause or f"eval_fraction={options.eval_fraction} holds out the rest"
+        raise InputError(f"the train split is empty: of {read.tokens:,} tokens, {cause}")
     arrays = {TOKEN_COUNTS_FILE: np.asarray(sum(shard.token_counts for shard in splits["train"]))}
     for name, split in splits.items():
         lengths = [np.zeros(0, np.uint16), *(shard.lengths for shard in split)]
