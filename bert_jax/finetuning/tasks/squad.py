@@ -87,7 +87,7 @@ def build_windows(
     """
     if max_seq_len < max_query_length + 4:
         raise InputError(
-            f"max_seq_len={max_seq_len}: too short for a question of max_query_length={max_query_length} tokens, three "
+            f"task.max_seq_len={max_seq_len}: too short for task.max_query_length={max_query_length} tokens, three "
             f"special tokens and one paragraph token; expected at least {max_query_length + 4}"
         )
     distinct = list(dict.fromkeys(question.context for question in questions))
