@@ -1,1 +1,1 @@
-"""Parts of the `bert-jax` command: options, help, log and progress on stderr, and the commands to run next."""
+"""Parts of the `bert-jax` command: options, help, and log and progress on stderr."""
