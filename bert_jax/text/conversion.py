@@ -44,9 +44,11 @@ def convert_vocabulary(path: str, *, cased: bool = False, keep_accents: bool = F
       keep_accents: whether accents of lower-cased text are kept.
 
     Raises:
-      InputError: the file is missing or invalid, or an option is given for a SentencePiece model.
+      InputError: the file is missing, invalid or a `tokenizer.json`, or an option is given for a SentencePiece model.
     """
     file = remote.parse_path(path)
+    if file.suffix == ".json":
+        raise InputError(f"from={path}: expected a vocab.txt or a SentencePiece model; a {FILE} needs no conversion")
     if file.suffix != ".model":
         lowercase = False if cased else None
         accents = False if keep_accents and not cased else None
