@@ -13,11 +13,11 @@ pytest.importorskip("libtpu", reason="needs the tpu-aot extra")
 SMALL = {"global_batch_size": 64, "data.max_predictions": 20}
 
 
-def run(*arguments: object, config: str = "bert_tiny", expect: int = 0, **overrides: object):
+def run(*arguments: object, config: str = "bert_tiny", expect: int = 0, timeout: int = 280, **overrides: object):
     """`bert-jax compile`, with the compiler's optimizations on; overrides have dots as double underscores."""
     chosen = {**SMALL, **{key.replace("__", "."): value for key, value in overrides.items()}}
     done = helpers.run_cli(
-        "compile", f"--config={config}", *arguments, *helpers.flags(chosen), timeout=280, XLA_FLAGS=""
+        "compile", f"--config={config}", *arguments, *helpers.flags(chosen), timeout=timeout, XLA_FLAGS=""
     )
     assert done.returncode == expect, done.stderr[-2000:]
     return done
@@ -109,17 +109,19 @@ def test_a_topology_that_libtpu_refuses_is_one_line():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(2000)
 def test_estimated_time_of_bert_large_on_v5e_and_its_profile():
-    found = compiled("--topology=v5e:4x4", "--profile", config="bert_large", global_batch_size=512)
+    found = compiled("--topology=v5e:4x4", "--profile", config="bert_large", timeout=1800, global_batch_size=512)
     estimate = found["estimate"]
-    assert estimate["seconds"] == pytest.approx(0.1512, rel=0.01)
-    assert estimate["mfu"] == pytest.approx(0.258, rel=0.01)
+    assert estimate["seconds"] < 0.0777 * 1.03
+    assert estimate["mfu"] > 0.503 / 1.03
+    assert found["peak_bytes"] < 5.72 * 2**30
     parts = estimate["parts"]
     assert len(parts) == 40
     assert sum(part["share"] for part in parts) > 0.95
-    assert {"forward", "backward", "recomputed", ""} == {part["direction"] for part in parts}
+    assert {"forward", "backward", ""} <= {part["direction"] for part in parts}
     products = [part for part in parts if part["operation"].endswith("dot_general")]
-    assert 0.3 < sum(part["share"] for part in products) < 0.45
+    assert 0.5 < sum(part["share"] for part in products) < 0.8
     assert {part["count"] % 24 for part in products if part["module"].startswith("encoder")} == {0}
 
 
