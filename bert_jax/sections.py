@@ -123,15 +123,26 @@ def _converted(kind: Any, value: Any) -> Any:
     return value
 
 
+_TUPLES = {int: "(0, 1)", float: "(0.1, 0.2)", str: "('a', 'b')"}
+"""Examples of tuples, by the type of their items."""
+
+
+def _plain(kind: Any) -> Any:
+    """Returns a type without its conditions."""
+    return get_args(kind)[0] if get_origin(kind) is Annotated else kind
+
+
 def _expected(kind: Any) -> str:
     """Describes the values of a type."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return _expected(inner[0])
+        return _expected(_plain(kind))
     if origin is Literal:
         return f"one of {', '.join(str(name) or repr(name) for name in inner)}"
     if origin in _UNIONS:
         return ", or ".join(map(_expected, inner))
+    if origin is tuple and (example := _TUPLES.get(_plain(inner[0]))):
+        return f"a value of type tuple, such as {example}"
     return "true or false" if kind is bool else f"a value of type {(origin or kind).__name__}"
 
 
