@@ -112,7 +112,7 @@ class RunConfig(Section):
     max_nonfinite_steps: Positive = 10
     # Keeps compiled programs, which later runs read: auto is ~/.cache/bert_jax/programs, or a folder in the workdir if
     # that is remote; none, or a folder. Who can write there can make its readers run code.
-    compilation_cache: Annotated[str, Must("auto, none or a folder, such as ./programs", _is_cache)] = "auto"
+    compilation_cache: Annotated[str, Must("auto, none or a path (./programs)", _is_cache)] = "auto"
     # Minutes without a step before the watchdog dumps all thread stacks; 0: never.
     stall_minutes: Annotated[float, Must("a number of minutes, or 0", lambda x: 0 <= x < math.inf)] = 10.0
     stall_exit: bool = False  # True: the run then ends with status 1.
