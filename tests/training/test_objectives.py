@@ -98,8 +98,9 @@ def test_counts_of_a_large_batch_are_exact():
     assert {count.dtype for count in counts.values()} == {jnp.dtype("float32")}
 
 
-@pytest.mark.parametrize("chunk", [None, 1024])
-def test_sums_of_many_rows_in_bfloat16_are_those_of_few(chunk: int | None):
+@pytest.mark.parametrize("logits_bytes", [512 << 20, 4 * 24 * 1024])
+def test_sums_of_many_rows_in_bfloat16_are_those_of_few(logits_bytes: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(objectives, "LOGITS_BYTES", logits_bytes)
     rng = np.random.default_rng(0)
     few, times = 8, 4096
     hidden = rng.standard_normal((few, 1, 16)).astype(jnp.bfloat16)
@@ -109,7 +110,7 @@ def test_sums_of_many_rows_in_bfloat16_are_those_of_few(chunk: int | None):
     @jax.jit
     def sums(hidden, labels):
         projection = VocabularyProjection(hidden, words, jnp.zeros(24), 24)
-        return objectives.projected_cross_entropy(projection, labels, jnp.ones(labels.shape), chunk)
+        return objectives.projected_cross_entropy(projection, labels, jnp.ones(labels.shape))
 
     small = sums(hidden, labels)
     large = sums(np.tile(hidden, (times, 1, 1)), np.tile(labels, (times, 1)))
