@@ -179,13 +179,8 @@ def plain_results(left_to_right: bool):
     return Step(left_to_right=left_to_right).results()
 
 
-@pytest.mark.parametrize(
-    ("left_to_right", "mesh"),
-    [
-        (True, {}),
-        pytest.param(False, {"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("left_to_right", "mesh"), [(True, {}), (False, {"data": 2, "fsdp": 2, "tensor": 2})])
 def test_training_and_evaluation_in_chunks_are_those_of_all_predictions_at_once(left_to_right, mesh, chunks_of):
     expected = plain_results(left_to_right)
     chunks_of(8, MODEL.padded_vocab_size)

@@ -90,8 +90,8 @@ def test_lines_are_counted_in_distinct_documents(workers, tokenizer, tmp_path):
 @pytest.mark.parametrize(("articles", "held_out"), [(12, 2), (4, 2), (3, 0)])
 def test_the_eval_split_has_two_documents_of_those_that_the_filters_keep(articles, held_out, tokenizer, tmp_path):
     """The lowest hashes are those of dropped documents in most corpora."""
-    repeated = documents(300)[articles]
-    texts = [*documents(300)[:articles], *[f"{repeated}\n" * (n + 2) for n in range(100)]]
+    kept = documents(300)[:articles]
+    texts = [*kept, *["the owl sees a menu .\n" * (n + 2) for n in range(100)]]
     data = run(texts, tokenizer, tmp_path, eval_fraction=1e-9, max_line_repeats=4)
     assert data.info.dropped["repeated_lines"].documents == 100
     assert data.info.splits["eval"].documents == held_out
