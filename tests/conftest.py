@@ -5,10 +5,12 @@ import logging
 import os
 from collections.abc import Iterator
 
+os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX is imported: libtpu would ignore SIGHUP, and children with it
+
 from support import gcs, helpers
 from support.child_processes import ends_what_it_starts  # noqa: F401
 
-os.environ.update(helpers.child_environment(devices=8))  # before JAX is imported
+os.environ.update(helpers.child_environment(devices=8))  # before JAX makes its devices
 
 from pathlib import Path
 
