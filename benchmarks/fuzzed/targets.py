@@ -127,7 +127,7 @@ def _squad(path: Path) -> None:
 
 def _choices(path: Path) -> None:
     from bert_jax.finetuning.task import BadRows
-    from bert_jax.finetuning.tasks.text import ChoiceTask
+    from bert_jax.finetuning.tasks.choice import ChoiceTask
 
     ChoiceTask().read(str(path), BadRows())
 

@@ -1,4 +1,4 @@
-"""What `prepare` and `inspect` show of a dataset: counts of its text, warnings, lengths, and some masked instances."""
+"""Report of `prepare` and `inspect` on a dataset: counts of its text, warnings, lengths, and some masked instances."""
 
 import logging
 from collections.abc import Mapping

@@ -16,9 +16,10 @@ from bert_jax.files.atomic import read_json
 from bert_jax.files.text_files import named_format
 from bert_jax.finetuning.batches import LoadedModel, load_model
 from bert_jax.finetuning.task import BadRows, Split, Task, read_split, write_predictions
+from bert_jax.finetuning.tasks.choice import ChoiceTask
 from bert_jax.finetuning.tasks.ner import NerTask
 from bert_jax.finetuning.tasks.squad import SquadTask
-from bert_jax.finetuning.tasks.text import ChoiceTask, GlueTask, TextTask
+from bert_jax.finetuning.tasks.text import GlueTask, TextTask
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.progress import Bars, silent
 from bert_jax.text.tokenizer import Tokenizer

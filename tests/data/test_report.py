@@ -1,4 +1,4 @@
-"""What `prepare` and `inspect` show: what was read, dropped and used, warnings, and what a phase will read."""
+"""Report of `prepare` and `inspect`: what was read, dropped and used, warnings, and what a phase will read."""
 
 import json
 import logging

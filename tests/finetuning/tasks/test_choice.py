@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.errors import InputError
 from bert_jax.finetuning.task import BadRows
-from bert_jax.finetuning.tasks.text import ChoiceExample, ChoiceTask
+from bert_jax.finetuning.tasks.choice import ChoiceExample, ChoiceTask
 from bert_jax.text.tokenizer import read_tokenizer
 
 SWAG = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
