@@ -36,7 +36,7 @@ _SETTINGS: dict[str, dict[str, Any]] = {  # of tokenizers of `transformers`: val
 
 
 def convert_vocabulary(path: str, *, cased: bool = False, keep_accents: bool = False) -> Tokenizer:
-    """Converts a `vocab.txt`, with the rules of the reference for text, or a SentencePiece model.
+    """Converts a `vocab.txt`, with BERT's rules for text as in `wordpiece.py`, or a SentencePiece model.
 
     Args:
       path: the file; a name that ends in .model is a SentencePiece model.

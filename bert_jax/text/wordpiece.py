@@ -1,9 +1,9 @@
 """WordPiece vocabularies as tokenizers, with BERT's rules for text: those of BertTokenizer of `transformers`.
 
 Text is cleaned (control characters dropped) and CJK characters are separated. For an uncased vocabulary, text is
-lower-cased, and its accents are stripped unless `strip_accents` is False. Words are split at white space
-and punctuation. Each word is split greedily into the longest matching pieces of the vocabulary, those after the first
-with `##`. A word without a match, or longer than 100 characters, is [UNK].
+lower-cased, and its accents are stripped unless `strip_accents` is False. Words are split at white space and
+punctuation. Each word is split greedily into the longest matching pieces of the vocabulary, those after the first with
+`##`. A word without a match, or longer than 100 characters, is [UNK].
 
 `tokenization.py` of google-research/bert differs on rare characters: it keeps private characters, has the final sigma
 of Greek, follows a newer version of Unicode, and allows 200 characters.
