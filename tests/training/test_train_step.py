@@ -102,6 +102,7 @@ def one_device():
         pytest.param({"data": 8, "zero1": True}, marks=pytest.mark.long),
         pytest.param({"fsdp": 8}, marks=pytest.mark.long),
         pytest.param({"tensor": 4}, marks=pytest.mark.long),
+        pytest.param({"data": 4, "tensor": 2}, marks=pytest.mark.long),
         pytest.param({"data": 2, "fsdp": 2, "tensor": 2, "zero1": True}, marks=pytest.mark.long),
         {"data": 2, "fsdp": 2, "tensor": 2, "microbatches": 4},
     ],
