@@ -60,7 +60,7 @@ class MeshKeys(Section):
     data: int = -1  # Copies of the parameters.
     fsdp: int = 1  # Shards of parameters and optimizer state, along the hidden size.
     tensor: int = 1  # Shards of heads, feed-forward and vocabulary.
-    # True: optimizer state, but not parameters, is sharded along data too (ZeRO stage 1). auto: on TPUs.
+    # True: between steps, parameters and optimizer state are sharded along data too (ZeRO stage 1). auto: on TPUs.
     zero1: bool | Literal["auto"] = "auto"
 
 

@@ -64,13 +64,15 @@ def plan_run(
     model, first = loaded[0].model, loaded[0]
     if config.init and resumed is None:
         open_init(loaded)
-    state = plan_state(mesh, first.config, model, platform)[1].abstract
+    _, spec = plan_state(mesh, first.config, model, platform)
+    state = spec.abstract
     if device is None:
         check_memory(state, jax.local_devices()[:devices])
     phases = [_describe(ready, mesh) for ready in loaded]
-    parameters, optimizer = (
+    gradients = jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), state.parameters, spec.gathered)
+    parameters, optimizer, gradients = (
         sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(part))
-        for part in (state.parameters, state.optimizer_state)
+        for part in (state.parameters, state.optimizer_state, gradients)
     )
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     keys = config.checkpoint
@@ -97,7 +99,7 @@ def plan_run(
         "memory": {
             "parameter_bytes": parameters,
             "optimizer_bytes": optimizer,
-            "sum_with_gradients_bytes": 2 * parameters + optimizer,
+            "sum_with_gradients_bytes": parameters + gradients + optimizer,
         },
         "checkpoints": {"bytes": size, "milestones": len(milestones), "kept": kept, "kept_bytes": kept * size},
     }

@@ -74,12 +74,12 @@ def gather_model(
     stacked = shardings["encoder"]["layers"]
     if not any(any(manual_spec(sharding)) for sharding in jax.tree.leaves(stacked)):
         return merged
-    layer_shardings = jax.tree.map(lambda s: NamedSharding(s.mesh, PartitionSpec(*s.spec[1:])), stacked)
+    layer_shardings = jax.tree.map(_of_layer, stacked)
     return functools.partial(merged, gather_layer=gather_layer)
 
 
 def shard_along_data(parameters: Parameters, shardings: Parameters) -> Parameters:
-    """Shards moments along `data` as well: ZeRO stage 1 (Rajbhandari et al. 2020, arXiv:1910.02054).
+    """Shards parameters and moments along `data` as well: ZeRO stage 1 (Rajbhandari et al. 2020, arXiv:1910.02054).
 
     `data` shards the longest dimension that is not sharded yet and is divisible by its size. A parameter without such a
     dimension, like a small bias on a large mesh, keeps its sharding.
@@ -152,10 +152,54 @@ def mark_varying(parameters: Parameters, shardings: Parameters) -> Parameters:
 
 
 def varying_zeros(mesh: Mesh, like: Any) -> Any:
-    """Returns device-varying zeros with the shapes of `like`."""
+    """Returns device-varying fp32 zeros with the shapes of `like`."""
     return jax.tree.map(
-        lambda value: jax.lax.pcast(jnp.zeros(value.shape, value.dtype), batch_mesh_axes(mesh), to="varying"), like
+        lambda value: jax.lax.pcast(jnp.zeros(value.shape, jnp.float32), batch_mesh_axes(mesh), to="varying"), like
     )
+
+
+@jax.named_scope("parameters")
+def gather_along_data(graph: nnx.GraphDef[Any], parameters: Parameters, shardings: Parameters) -> Parameters:
+    """All-gathers the parameters that are sharded along `data`, weights as the type of the computation.
+
+    Where the model unrolls its layers, the weights that are stacked over them come back as a list of arrays, each
+    gathered by itself: a layer runs while the weights of the next are on their way, and XLA can compile equal code for
+    all layers. `stack_layers` stacks them again.
+    """
+    model = nnx.merge(graph, parameters)
+
+    def gather_one(value: jax.Array, sharding: NamedSharding, info: ParameterInfo) -> Any:
+        spec = manual_spec(sharding)
+        cuts = [(dimension, axis) for dimension, axis in enumerate(spec) if axis == "data"]
+        if not cuts:
+            return value
+        if info.compute_cast and "fsdp" not in spec:  # else `gather_model` casts, and reduces gradients in fp32
+            value = value.astype(model.dtype)
+        if model.encoder.scan_layers or not _is_stacked_weight(info) or cuts[0][0] == 0:
+            return _on_tensor_shards(functools.partial(_all_gather, cuts=cuts), sharding)(value)
+        gather = functools.partial(_all_gather, cuts=[(dimension - 1, axis) for dimension, axis in cuts])
+        return [_on_tensor_shards(gather, _of_layer(sharding))(value[layer]) for layer in range(len(value))]
+
+    result: Parameters = jax.tree.map(gather_one, parameters, shardings, parameter_info(model))
+    return result
+
+
+def _is_stacked_weight(info: ParameterInfo) -> bool:
+    return info.compute_cast and info.logical_axes[0] == "layers"
+
+
+def _of_layer(sharding: NamedSharding) -> NamedSharding:
+    """Returns the sharding of one layer of a stacked parameter."""
+    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+
+
+def stack_layers(parameters: Parameters) -> Parameters:
+    """Stacks the lists that `gather_along_data` returns. XLA removes a stack of which only single layers are used."""
+    result: Parameters = jax.tree.map(
+        lambda value: jnp.stack(value) if isinstance(value, list) else value, parameters,
+        is_leaf=lambda value: isinstance(value, list),
+    )  # fmt: skip
+    return result
 
 
 @jax.named_scope("gradient_reduction")
@@ -165,7 +209,8 @@ def reduce_gradients(
     """Reduces the gradients of each device's rows to those of the global batch, in `reduce_dtype`.
 
     Inputs are sharded as `shardings`, outputs as `targets`, which may be sharded along `data` as well: that axis is
-    then reduce-scattered.
+    then reduce-scattered. A list of layers is reduced layer by layer, each as soon as its gradient is there, and
+    stacked.
     """
 
     def total(value: jax.Array, sharding: NamedSharding, target: NamedSharding) -> jax.Array:
@@ -180,7 +225,14 @@ def reduce_gradients(
 
         return _on_tensor_shards(reduce, sharding)(value.astype(reduce_dtype)).astype(value.dtype)
 
-    result: Parameters = jax.tree.map(total, gradients, shardings, targets)
+    def total_of(value: Any, sharding: NamedSharding, target: NamedSharding) -> jax.Array:
+        if not isinstance(value, list):
+            return total(value, sharding, target)
+        return jnp.stack([total(layer, _of_layer(sharding), _of_layer(target)) for layer in value])
+
+    result: Parameters = jax.tree.map(
+        total_of, gradients, shardings, targets, is_leaf=lambda value: isinstance(value, list)
+    )
     return result
 
 
@@ -207,20 +259,21 @@ def _scatter(x: jax.Array, cuts: Cuts) -> jax.Array:
     return x
 
 
+def _all_gather(x: jax.Array, cuts: Cuts) -> jax.Array:
+    for dimension, axis in cuts:
+        x = jax.lax.all_gather(x, axis, axis=dimension, tiled=True)
+    return x
+
+
 def gather(value: jax.Array, sharding: NamedSharding, dtype: jnp.dtype, reduce_dtype: jnp.dtype) -> jax.Array:
     """All-gathers a parameter as `dtype`; its gradient is reduce-scattered in `reduce_dtype`."""
     cuts = [(dimension, axis) for dimension, axis in enumerate(manual_spec(sharding)) if axis is not None]
     if not cuts:
         return value
 
-    def all_gather(x: jax.Array) -> jax.Array:
-        for dimension, axis in cuts:
-            x = jax.lax.all_gather(x, axis, axis=dimension, tiled=True)
-        return x
-
     @jax.custom_vjp
     def gather_shards(x: jax.Array) -> jax.Array:
-        return _on_tensor_shards(all_gather, sharding)(x.astype(dtype))
+        return _on_tensor_shards(functools.partial(_all_gather, cuts=cuts), sharding)(x.astype(dtype))
 
     def backward(_: None, gradient: jax.Array) -> tuple[jax.Array]:
         scatter = _on_tensor_shards(lambda x: _scatter(x, cuts), sharding)

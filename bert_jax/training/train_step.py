@@ -22,6 +22,7 @@ from bert_jax.model.bert import Parameters
 from bert_jax.model.layers import row_keys
 from bert_jax.parallel.mesh import batch_mesh_axes, put_everywhere
 from bert_jax.parallel.sharding import (
+    gather_along_data,
     gather_model,
     like_parameters,
     manual_spec,
@@ -30,6 +31,7 @@ from bert_jax.parallel.sharding import (
     reduce_gradients,
     shard_along_data,
     shard_map_over_batch,
+    stack_layers,
     varying_zeros,
 )
 from bert_jax.training import objectives
@@ -65,7 +67,7 @@ def scans_layers(setting: bool | str, num_layers: int, platform: str) -> bool:
 
 
 def shards_moments(setting: bool | str, platform: str) -> bool:
-    """Returns whether optimizer state is sharded along `data`, by the config's `mesh.zero1`: a bool, or "auto".
+    """Returns whether the state is sharded along `data`, by the config's `mesh.zero1`: a bool, or "auto".
 
     On a TPU it takes the update of all parameters from every chip, and no more traffic than a sum of gradients.
     """
@@ -115,14 +117,15 @@ class TrainState:
 class StateSpec:
     """Plan of a state: the model's graph, shapes and shardings, and the function that makes it.
 
-    `moments` has the shardings of each parameter's moments, in which its update is computed, too. Frozen parts of the
-    model have no moments and are not in it.
+    A parameter and its moments are sharded alike, and its update is computed so. `gathered` has the shardings of the
+    parameters that a step computes with, which `data` does not shard.
     """
 
     graph: nnx.GraphDef[Any]
     abstract: TrainState  # of jax.ShapeDtypeStruct with shardings
     shardings: TrainState
-    moments: Parameters  # shardings
+    gathered: Parameters  # shardings
+    frozen: Collection[str]  # parts of the model without moments
     seed: int
     initialize: Any  # (key of the seed, given parts of the parameters) -> TrainState; jitted
 
@@ -133,7 +136,7 @@ class StateSpec:
 
     def trained(self, tree: Parameters) -> Parameters:
         """Drops the frozen parts of the model from a tree like the parameters."""
-        return {part: value for part, value in tree.items() if part in self.moments}
+        return drop_parts(self.frozen, tree)
 
 
 def key_data(seed: int) -> np.ndarray:
@@ -154,7 +157,7 @@ def describe_state(
 ) -> StateSpec:
     """Plans the state of a run; `settings` go to `initialize`. On an `AbstractMesh` it cannot be made.
 
-    With `zero1` moments are sharded along `data`. The optimizer does not update the `frozen` parts of the model.
+    With `zero1` parameters and moments are sharded along `data`. The optimizer does not update `frozen` parts.
     """
     graph, shapes, info = abstract_parameters(model, **settings)
 
@@ -169,12 +172,12 @@ def describe_state(
 
     abstract = jax.eval_shape(make, key_data(seed))
     replicated = NamedSharding(mesh, PartitionSpec())
-    sharded_parameters = parameter_shardings(mesh, info)
-    trained, moments = (drop_parts(frozen, tree) for tree in (shapes, sharded_parameters))
-    moments = shard_along_data(trained, moments) if zero1 else moments
+    gathered = parameter_shardings(mesh, info)
+    parameters = shard_along_data(shapes, gathered) if zero1 else gathered
+    trained, moments = (drop_parts(frozen, tree) for tree in (shapes, parameters))
     shardings = TrainState(
         step=replicated,
-        parameters=sharded_parameters,
+        parameters=parameters,
         optimizer_state=like_parameters(mesh, abstract.optimizer_state, trained, moments),
         nonfinite_steps=replicated,
         nonfinite_streak=replicated,
@@ -184,7 +187,7 @@ def describe_state(
     )
     options = quick_compile_options(mesh) or None
     jitted = jax.jit(make, out_shardings=shardings, donate_argnums=1, compiler_options=options)
-    return StateSpec(graph, abstract, shardings, moments, seed, jitted)
+    return StateSpec(graph, abstract, shardings, gathered, frozen, seed, jitted)
 
 
 def drop_parts(parts: Collection[str], parameters: Parameters) -> Parameters:
@@ -261,7 +264,7 @@ def make_train_step(
     The batch has a leading axis of microbatches: [A, B / A, ...]. Losses are sums over the global batch divided by its
     own counts, so that A changes memory and nothing else. A step whose loss, gradient or update is not finite is
     skipped: parameters and the state of the optimizer, whichever it is, stay, and the step is counted. Frozen parts of
-    the model, which are not in `spec.moments`, are not differentiated and count in no norm.
+    the model are not differentiated and count in no norm.
 
     Args:
       mesh: the devices.
@@ -281,7 +284,8 @@ def make_train_step(
         trained: Parameters, parameters: Parameters, microbatch: Batch[jax.Array], keys: jax.Array,
         counts: objectives.Sums,
     ) -> tuple[jax.Array, objectives.Sums]:  # fmt: skip
-        model = gather_model(spec.graph, {**parameters, **trained}, shardings, gradient_reduce_dtype)
+        parameters = stack_layers({**parameters, **trained})
+        model = gather_model(spec.graph, parameters, spec.gathered, gradient_reduce_dtype)
         # `counts` are the denominators of the global batch, so that the sum of all devices' results is its mean.
         means = objectives.divide(objective.sums(model, microbatch, keys), counts)
         return objective.loss(means), means
@@ -294,11 +298,13 @@ def make_train_step(
         Along `fsdp` the gradients of each microbatch are reduced by the backward pass of `gather_model`.
         """
         parameters = mark_varying(parameters, shardings)  # or autodiff would sum gradients in every microbatch
+        parameters = gather_along_data(spec.graph, parameters, shardings)
         trained = spec.trained(parameters)
 
         def microbatch_gradients(rows: jax.Array, microbatch: Batch[jax.Array]) -> tuple[Parameters, Metrics]:
             value_and_grad = jax.value_and_grad(compute_loss, has_aux=True)
             (loss, means), gradients = value_and_grad(trained, parameters, microbatch, row_keys(key, rows), counts)
+            gradients = jax.tree.map(lambda gradient: gradient.astype(jnp.float32), gradients)
             return gradients, {"loss": loss, **means}
 
         def accumulate(total: Any, rows_and_microbatch: Any) -> tuple[Any, None]:
@@ -309,7 +315,8 @@ def make_train_step(
         else:
             zeros = varying_zeros(mesh, (trained, {"loss": jnp.float32(0), **counts}))
             (gradients, metrics), _ = jax.lax.scan(accumulate, zeros, (rows, batch))
-        gradients = reduce_gradients(gradients, spec.trained(shardings), spec.moments, gradient_reduce_dtype)
+        gathered, sharded = spec.trained(spec.gathered), spec.trained(shardings)
+        gradients = reduce_gradients(gradients, gathered, sharded, gradient_reduce_dtype)
         return gradients, jax.lax.psum(metrics, batch_mesh_axes(mesh))
 
     def train_step(
@@ -321,11 +328,10 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.fold_in(jax.random.wrap_key_data(seed_data), 1), state.step)
         shape = entries["input_ids"].shape[:2]
         rows = jnp.arange(math.prod(shape)).reshape(shape)  # of the global batch, for any number of microbatches
-        # Gradients come out with the shardings of the moments, which update them.
-        specs, moment_specs = (jax.tree.map(manual_spec, tree) for tree in (shardings, spec.moments))
+        specs = jax.tree.map(manual_spec, shardings)
         sharded, replicated = PartitionSpec(None, batch_mesh_axes(mesh)), PartitionSpec()
         gradients, metrics = shard_map_over_batch(
-            local_gradients, mesh, (specs, sharded, sharded, replicated, replicated), (moment_specs, replicated)
+            local_gradients, mesh, (specs, sharded, sharded, replicated, replicated), (spec.trained(specs), replicated)
         )(state.parameters, entries, rows, key, objective.denominators(entries))
 
         state, metrics = apply_gradients(spec, optimizer, state, gradients, metrics, schedule(state.step))

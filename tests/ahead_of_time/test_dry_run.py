@@ -69,8 +69,9 @@ def test_memory_is_that_of_the_shards_of_the_state(dataset_dir: Path, model: Ber
     sharded = plan(dataset_dir, devices=4, mesh__data=1, mesh__fsdp=4)["memory"]
     assert size / 4 <= sharded["parameter_bytes"] < size / 3
     zero = plan(dataset_dir, devices=4, mesh__zero1=True)["memory"]
-    assert zero["parameter_bytes"] == size
+    assert size / 4 <= zero["parameter_bytes"] < size / 3
     assert zero["optimizer_bytes"] < whole["optimizer_bytes"] / 2
+    assert zero["sum_with_gradients_bytes"] == zero["parameter_bytes"] + size + zero["optimizer_bytes"]
 
 
 def test_steps_are_planned_by_phase_and_checkpoints_are_counted(dataset_dir: Path):

@@ -59,8 +59,8 @@ def test_gradients_are_sent_in_the_type_that_is_chosen_and_programs_of_v6e_can_b
 def test_zero1_scatters_gradients_and_gathers_parameters():
     found = compiled("--topology=v5e:2x4")
     whole = compiled("--topology=v5e:2x4", mesh__zero1=False)
-    moments = 2 * 4 * parameters()
-    assert whole["argument_bytes"] - found["argument_bytes"] == pytest.approx(7 / 8 * moments, rel=0.01)
+    state = 3 * 4 * parameters()
+    assert whole["argument_bytes"] - found["argument_bytes"] == pytest.approx(7 / 8 * state, rel=0.01)
     sent = {kind: sum(one["bytes"] for one in found["collectives"] if one["kind"] == kind) for kind in (
         "all-reduce", "all-gather", "reduce-scatter"
     )}  # fmt: skip
@@ -113,9 +113,9 @@ def test_a_topology_that_libtpu_refuses_is_one_line():
 def test_estimated_time_of_bert_large_on_v5e_and_its_profile():
     found = compiled("--topology=v5e:4x4", "--profile", config="bert_large", timeout=1800, global_batch_size=512)
     estimate = found["estimate"]
-    assert estimate["seconds"] < 0.0777 * 1.03
-    assert estimate["mfu"] > 0.503 / 1.03
-    assert found["peak_bytes"] < 5.72 * 2**30
+    assert estimate["seconds"] < 0.0685 * 1.03
+    assert estimate["mfu"] > 0.57 / 1.03
+    assert found["peak_bytes"] < 3.34 * 2**30
     parts = estimate["parts"]
     assert len(parts) == 40
     assert sum(part["share"] for part in parts) > 0.95

@@ -166,10 +166,11 @@ def test_few_layers_are_unrolled_on_a_cpu_and_a_tpu(platform, layers, setting, s
     ("platform", "setting", "sharded"),
     [("tpu", "auto", True), ("gpu", "auto", False), ("gpu", True, True), ("tpu", False, False)],
 )
-def test_moments_are_sharded_along_data_on_a_tpu(platform, setting, sharded):
+def test_the_state_is_sharded_along_data_on_a_tpu(platform, setting, sharded):
     config = load_config("default", {"mesh.zero1": setting})
     _, spec = plan_state(abstract_mesh(config.mesh, devices=4), config, SMALL, platform)
-    assert ("data" in spec.moments["pooler"]["kernel"].spec) == sharded
+    assert ("data" in spec.shardings.parameters["pooler"]["kernel"].spec) == sharded
+    assert "data" not in spec.gathered["pooler"]["kernel"].spec
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_a_state_comes_back_on_any_mesh(before, after, vocabulary_file: Path, tm
     config, spec = spec_on(before)
     state = spec.make()
     moments = jax.tree.map(lambda p: p + 1, state.parameters)
-    state.optimizer_state[1].mu.update(jax.device_put(moments, spec.moments))
+    state.optimizer_state[1].mu.update(jax.device_put(moments, spec.trained(spec.shardings.parameters)))
     expected = jax.device_get(state)
     checkpointer = Checkpointer(
         epath.Path(tmp_path), {"config": to_dict(config), "tokenizer": tokenizer.to_json()}, keep=1
