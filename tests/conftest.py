@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import signal
 from collections.abc import Iterator
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # before JAX is imported: libtpu would ignore SIGHUP, and children with it
@@ -22,6 +23,9 @@ from support.strict_device import strict_devices
 from bert_jax.text.tokenizer import Tokenizer, read_tokenizer
 
 gc.disable()  # until tests are collected
+for number in (signal.SIGINT, signal.SIGHUP):  # a shell's background processes and `nohup` ignore them
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

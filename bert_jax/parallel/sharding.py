@@ -78,23 +78,25 @@ def gather_model(
     return functools.partial(merged, gather_layer=gather_layer)
 
 
-def shard_along_data(parameters: Parameters, shardings: Parameters) -> Parameters:
+def shard_along_data(parameters: Parameters, shardings: Parameters, info: Parameters) -> Parameters:
     """Shards parameters and moments along `data` as well: ZeRO stage 1 (Rajbhandari et al. 2020, arXiv:1910.02054).
 
-    `data` shards the longest dimension that is not sharded yet and is divisible by its size. A parameter without such a
-    dimension, like a small bias on a large mesh, keeps its sharding.
+    `data` shards the first dimension that is not sharded yet and is divisible by its size, so that the shards lie one
+    after the other in a gathered parameter; the last dimension, a TPU's lanes, and that of the layers only if no other
+    is divisible. A parameter without such a dimension, like a small bias on a large mesh, keeps its sharding.
     """
 
-    def shard(parameter: jax.ShapeDtypeStruct, sharding: NamedSharding) -> NamedSharding:
+    def shard(parameter: jax.ShapeDtypeStruct, sharding: NamedSharding, info: ParameterInfo) -> NamedSharding:
         count = sharding.mesh.shape["data"]
         axes = list(sharding.spec) + [None] * (len(parameter.shape) - len(sharding.spec))
         unsharded = [i for i, axis in enumerate(axes) if axis is None or sharding.mesh.shape[axis] == 1]
         divisible = [i for i in unsharded if parameter.shape[i] % count == 0]
         if count > 1 and divisible:
-            axes[max(divisible, key=lambda i: parameter.shape[i])] = "data"
+            inner = [i for i in divisible if info.logical_axes[i] != "layers" and i < len(axes) - 1]
+            axes[min(inner) if inner else max(divisible)] = "data"
         return NamedSharding(sharding.mesh, PartitionSpec(*axes))
 
-    result: Parameters = jax.tree.map(shard, parameters, shardings)
+    result: Parameters = jax.tree.map(shard, parameters, shardings, info)
     return result
 
 

@@ -132,7 +132,9 @@ def read_sentencepiece(path: epath.Path) -> Tokenizer:
         library.LoadFromSerializedProto(data)
         tokenizer = _from_model(data, library)
         _compare(path, tokenizer, library)
-    except Exception as error:  # `tokenizers` has no class of its own for a damaged table
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # `tokenizers` panics at a damaged table, with what is no Exception
         raise InputError(f"{path}: cannot be read as a SentencePiece model of type unigram ({error!s:.300})") from error
     return tokenizer
 

@@ -173,7 +173,7 @@ def describe_state(
     abstract = jax.eval_shape(make, key_data(seed))
     replicated = NamedSharding(mesh, PartitionSpec())
     gathered = parameter_shardings(mesh, info)
-    parameters = shard_along_data(shapes, gathered) if zero1 else gathered
+    parameters = shard_along_data(shapes, gathered, info) if zero1 else gathered
     trained, moments = (drop_parts(frozen, tree) for tree in (shapes, parameters))
     shardings = TrainState(
         step=replicated,

@@ -34,6 +34,11 @@ def parameters(hidden: int = 128, layers: int = 2) -> int:
     return (30_592 + 512 + 2) * hidden + 2 * hidden + layers * a_layer + heads
 
 
+def weights(hidden: int = 128, layers: int = 2) -> int:
+    """Elements of the matrices of the layers."""
+    return 12 * hidden**2 * layers
+
+
 @pytest.mark.long
 def test_data_parallel_sends_one_gradient_and_nothing_in_a_loop():
     found = compiled("--topology=v5e:2x4", gradient_accumulation=2, mesh__zero1=False, model__num_hidden_layers=3)
@@ -64,20 +69,21 @@ def test_zero1_scatters_gradients_and_gathers_parameters():
     sent = {kind: sum(one["bytes"] for one in found["collectives"] if one["kind"] == kind) for kind in (
         "all-reduce", "all-gather", "reduce-scatter"
     )}  # fmt: skip
-    assert sent["all-gather"] == pytest.approx(4 * parameters(), rel=0.01)
+    # Weights move in bfloat16. XLA sends the small table of positions otherwise.
+    assert sent["all-gather"] == pytest.approx(4 * parameters() - 2 * weights(), rel=0.02)
     # Small arrays are padded before they are cut.
     assert sent["all-reduce"] + sent["reduce-scatter"] == pytest.approx(4 * parameters(), rel=0.03)
 
 
 @pytest.mark.long
-def test_slices_add_up_over_the_network_between_them_what_each_has_scattered():
+def test_slices_send_pieces_over_the_network_between_them():
     found = compiled("--topology=v5e:2x2", "--num_slices=2")
     assert found["mesh"]["data"] == 8
-    scattered = sum(one["bytes"] for one in found["collectives"] if one["kind"] == "reduce-scatter")
-    assert 0.97 * 4 * parameters() < scattered < 4 * parameters()  # all but small arrays
-    between = sum(one["bytes"] for one in found["collectives"] if one["between_slices"])
-    # A device's piece, of four devices in a slice, and the whole of the small arrays.
-    assert between == pytest.approx(scattered / 4 + (4 * parameters() - scattered), rel=0.02)
+    between = {kind: sum(one["bytes"] for one in found["collectives"] if one["kind"] == kind and one["between_slices"])
+               for kind in ("all-reduce", "all-gather", "reduce-scatter")}  # fmt: skip
+    # Of the gradients a device sends its piece, of four in a slice, and of the parameters its shard, of eight.
+    assert between["all-reduce"] + between["reduce-scatter"] == pytest.approx(4 * parameters() / 4, rel=0.05)
+    assert between["all-gather"] == pytest.approx((4 * parameters() - 2 * weights()) / 8, rel=0.02)
 
 
 @pytest.mark.long
@@ -93,9 +99,15 @@ def test_step_that_does_not_fit_names_the_excess():
 
 @pytest.mark.long
 def test_pallas_attention_keeps_no_probabilities():
-    rows, heads, layers, length = 256, 2, 2, 256
+    rows, heads, layers, length = 64, 2, 4, 512
     plain, kernel = (
-        compiled("--topology=v5e:2x2", global_batch_size=4 * rows, data__seq_len=length, attention=attention)
+        compiled(
+            "--topology=v5e:2x2",
+            global_batch_size=4 * rows,
+            data__seq_len=length,
+            attention=attention,
+            model__num_hidden_layers=layers,
+        )
         for attention in ("xla", "pallas")
     )
     probabilities = 2 * layers * rows * heads * length**2  # bytes in bfloat16
@@ -183,9 +195,11 @@ def test_no_device_ever_holds_the_whole_of_a_large_model_that_is_cut():
 @pytest.mark.long
 def test_temporaries_do_not_grow_with_the_chips():
     few, many = (
-        compiled(f"--topology={shape}", config="bert_large", global_batch_size=32 * chips)
-        for shape, chips in (("v5e:4x4", 16), ("v5e:16x16", 256))
+        compiled(f"--topology={shape}", config="bert_large", global_batch_size=32 * chips, model__num_hidden_layers=4)
+        for shape, chips in (("v5e:4x4", 16), ("v5e:8x16", 128))
     )
-    assert many["devices"] == 256
+    assert many["devices"] == 128  # which divides all tables, the padded vocabulary among them
     assert many["temp_bytes"] == pytest.approx(few["temp_bytes"], rel=0.02)
-    assert sum(one["bytes"] for one in many["collectives"]) == sum(one["bytes"] for one in few["collectives"])
+    assert sum(one["bytes"] for one in many["collectives"]) == pytest.approx(
+        sum(one["bytes"] for one in few["collectives"]), rel=0.005  # small arrays are padded before they are cut
+    )

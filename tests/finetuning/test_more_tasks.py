@@ -108,7 +108,8 @@ def test_answers_are_learned(version, encoder, questions, request: pytest.Fixtur
     write_squad(tmp_path / f"train-v{version}.json", questions, 0, version_2=version == "2.0")
     write_squad(tmp_path / f"dev-v{version}.json", 30, 1, version_2=version == "2.0")
     config = config_of(
-        f"squad:{version}", checkpoint, tmp_path, task__doc_stride=16, task__max_query_length=8, num_epochs=5,
+        f"squad:{version}", checkpoint, tmp_path, task__doc_stride=16, task__max_query_length=8,
+        num_epochs=5 if encoder == "checkpoint" else 8,
     )  # fmt: skip
     scores = finetune(config, str(tmp_path / "run"))["dev"]
     assert scores["best_f1" if version == "2.0" else "f1"] > 90

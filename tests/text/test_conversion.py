@@ -190,3 +190,16 @@ def test_a_model_with_a_damaged_table_of_normalization_is_refused(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"\0ffi\0", b"\0\xff\xff\xff\0"))
     with pytest.raises(InputError, match=r"foreign\.model.*SentencePiece"):
         convert_vocabulary(str(path))
+
+
+def test_no_damage_of_the_table_ends_in_a_panic(tmp_path):
+    path = Path(foreign(tmp_path))
+    data, refused = path.read_bytes(), []
+    table = data.find(b"\0ffi\0") - 19_000  # offsets into the normalized strings, some bytes before these
+    for position in range(table, table + 3_000, 300):
+        path.write_bytes(data[:position] + bytes([data[position] ^ 2]) + data[position + 1 :])
+        try:
+            convert_vocabulary(str(path))
+        except InputError as error:
+            refused.append(type(error.__cause__).__name__)
+    assert "PanicException" in refused

@@ -208,8 +208,7 @@ def test_checkpoint_trained_with_pallas_works_without_it(
     assert evaluate_checkpoint(open_checkpoint(run), data) == pytest.approx(found, rel=1e-5)
     (tmp_path / "lines.txt").write_text("the old ship sees a storm .\n")
     extract(run, str(tmp_path / "lines.txt"), str(tmp_path / "features.jsonl"), layers="-1")
-    bert = pretrained.load(run)
-    assert pretrained.fill_mask(bert, "the old [MASK] sees a storm .")
+    assert pretrained.load(run).fill_mask("the old [MASK] sees a storm .")
     claimed = claim_workdir(epath.Path(run), helpers.open_phases(config("xla", 3)))  # it may go on
     assert claimed is not None
     assert claimed.step == 2
