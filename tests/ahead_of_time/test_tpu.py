@@ -201,5 +201,6 @@ def test_temporaries_do_not_grow_with_the_chips():
     assert many["devices"] == 128  # which divides all tables, the padded vocabulary among them
     assert many["temp_bytes"] == pytest.approx(few["temp_bytes"], rel=0.02)
     assert sum(one["bytes"] for one in many["collectives"]) == pytest.approx(
-        sum(one["bytes"] for one in few["collectives"]), rel=0.005  # small arrays are padded before they are cut
+        sum(one["bytes"] for one in few["collectives"]),
+        rel=0.005,  # small arrays are padded before they are cut
     )
