@@ -1,5 +1,6 @@
 """Self-attention: the plain formula, the kernel for TPUs and cuDNN's for GPUs."""
 
+import functools
 from typing import Any
 
 import jax
@@ -8,8 +9,8 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.model.bert_config import BertConfig
-from bert_jax.model.layers import Key, bias, dense, drop, dropout_mask, parameter, rematerialized, truncated_normal
-from bert_jax.model.workarounds import kernel_on_mesh, softmax
+from bert_jax.model.layers import Key, bias, dense, drop, dropout_mask, parameter, truncated_normal
+from bert_jax.model.workarounds import kernel_on_mesh
 
 ATTENTIONS = ("xla", "pallas", "cudnn")
 """Implementations of attention: products that the compiler fuses, a kernel for TPUs, and cuDNN's for GPUs.
@@ -100,17 +101,51 @@ class SelfAttention(nnx.Module):
 
 def plain_attention(qkv: jax.Array, mask: jax.Array, key: Key | None, dropout_rate: float) -> jax.Array:
     """Maps q, k, v [B, L, 3, N, H] and a mask bool [B, L, L] to the context [B, L, N, H]."""
+    rows, length, _, heads, head = qkv.shape
     q, k, v = (qkv[:, :, i] for i in range(3))
-    q = q * jnp.asarray(q.shape[-1] ** -0.5, q.dtype)
+    q = q * jnp.asarray(head**-0.5, q.dtype)
+    keep = checkpoint_name(dropout_mask((rows, heads, length, length), dropout_rate, key), "attention_dropout_mask")
+    result: jax.Array = _attend(q, k, v, mask, keep, dropout_rate)
+    return result
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _attend(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, keep: jax.Array | None, dropout_rate: float
+) -> jax.Array:
+    """Maps scaled queries, keys and values [B, L, N, H], a mask and a dropout mask [B, N, L, L] to the context.
+
+    The gradient of a row's scores needs the sum of its probabilities times their gradients, which is that of its
+    context times the context's gradient, dropout included (Dao et al. 2022, arXiv:2205.14135, appendix B). So the
+    backward pass stores one array of L x L and sums over none, which JAX's own gradient does in a pass of its own.
+    """
+    return _attend_forward(q, k, v, mask, keep, dropout_rate)[0]
+
+
+def _attend_forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, keep: jax.Array | None, dropout_rate: float
+) -> tuple[jax.Array, Any]:
     scores = jnp.einsum("blnh,bmnh->bnlm", q, k, preferred_element_type=jnp.float32)
-    probabilities = softmax(jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min), v.dtype)
-    keep = checkpoint_name(dropout_mask(probabilities.shape, dropout_rate, key), "attention_dropout_mask")
+    scores = jnp.where(mask[:, None], scores, jnp.finfo(jnp.float32).min)
+    probabilities = checkpoint_name(jax.nn.softmax(scores).astype(v.dtype), "attention_probabilities")
+    context = jnp.einsum("bnlm,bmnh->blnh", drop(probabilities, keep, dropout_rate), v)
+    context = checkpoint_name(context, "attention_context")
+    return context, (q, k, v, probabilities, keep, context)
 
-    @rematerialized
-    def weigh(probabilities: jax.Array, keep: jax.Array | None, v: jax.Array) -> jax.Array:
-        return jnp.einsum("bnlm,bmnh->blnh", drop(probabilities, keep, dropout_rate), v)
 
-    return weigh(probabilities, keep, v)
+def _attend_backward(
+    dropout_rate: float, saved: tuple[Any, ...], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
+    q, k, v, probabilities, keep, context = saved
+    by_v = jnp.einsum("bnlm,blnh->bmnh", drop(probabilities, keep, dropout_rate), gradient)
+    sums = jnp.sum(gradient.astype(jnp.float32) * context, axis=-1).swapaxes(1, 2)[..., None]
+    by_weights = jnp.einsum("blnh,bmnh->bnlm", gradient, v, preferred_element_type=jnp.float32)
+    by_scores = (probabilities * (drop(by_weights, keep, dropout_rate) - sums)).astype(q.dtype)
+    by_q, by_k = jnp.einsum("bnlm,bmnh->blnh", by_scores, k), jnp.einsum("bnlm,blnh->bmnh", by_scores, q)
+    return by_q, by_k, by_v, None, None
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
 
 
 def cudnn_attention(qkv: jax.Array, mask: jax.Array) -> jax.Array:

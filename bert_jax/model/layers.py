@@ -168,17 +168,14 @@ def key_words(keys: Key) -> jax.Array:
 def is_kept(number: jax.Array, first: jax.Array, second: jax.Array, rate: float) -> jax.Array:
     """Returns whether dropout keeps the element of an index, uint32, in the row whose key has the two words.
 
-    Of the 32 bits of the hash it compares 31: TPUs have no comparison of unsigned numbers.
+    The hash is `lowbias32` of https://github.com/skeeto/hash-prospector, with a word of the key before each of its two
+    products. Of its 32 bits 31 are compared: TPUs have no comparison of unsigned numbers.
     """
-    bits = _scramble(_scramble(number + first) ^ second) >> 1
-    return bits.astype(jnp.int32) < min(2**31 - 1, round((1 - rate) * 2**31))
-
-
-def _scramble(x: jax.Array) -> jax.Array:
-    """Mixes uint32 bijectively, each bit depending on all: `lowbias32` of https://github.com/skeeto/hash-prospector."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
+    x = number + first
+    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D) ^ second
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
-    return x ^ (x >> 16)
+    kept: jax.Array = ((x ^ (x >> 16)) >> 1).astype(jnp.int32) < min(2**31 - 1, round((1 - rate) * 2**31))
+    return kept
 
 
 def drop(x: jax.Array, keep: jax.Array | None, rate: float) -> jax.Array:

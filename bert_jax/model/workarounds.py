@@ -7,7 +7,6 @@ A form for the slow paths of XLA:CPU stays if the plain form makes a training st
 figures are of `bert:L4_H256` with 8 rows of 128 tokens on two cores, by jaxlib 0.10.
 """
 
-import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -69,28 +68,6 @@ def _add_bias_backward(bias: jax.Array, gradient: jax.Array) -> tuple[jax.Array,
 
 
 add_bias.defvjp(_add_bias_forward, _add_bias_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def softmax(scores: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Computes `jax.nn.softmax(scores).astype(dtype)` of fp32 scores; saves only the result for the gradient.
-
-    JAX saves the fp32 probabilities besides the result: compare the temporary bytes of a step in bfloat16.
-    """
-    return jax.nn.softmax(scores, axis=-1).astype(dtype)
-
-
-def _softmax_forward(scores: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
-    probabilities = checkpoint_name(softmax(scores, dtype), "attention_probabilities")
-    return probabilities, probabilities
-
-
-def _softmax_backward(dtype: jnp.dtype, probabilities: jax.Array, gradient: jax.Array) -> tuple[jax.Array]:
-    p, g = probabilities.astype(jnp.float32), gradient.astype(jnp.float32)
-    return (p * (g - jnp.sum(p * g, axis=-1, keepdims=True)),)
-
-
-softmax.defvjp(_softmax_forward, _softmax_backward)
 
 
 @jax.custom_jvp
