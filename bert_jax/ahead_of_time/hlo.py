@@ -152,7 +152,7 @@ def _lines(program: str) -> list[_Line]:
         for text in computations[name]:
             if loop := _WHILE.search(text):
                 known = re.search(r'"known_trip_count":\{"n":"(\d+)"', text)
-                trips = int(known[1]) if known else 1
+                trips = int(known[1]) if known else _trips(computations[loop[1]])
                 visit(loop[1], times * trips, loops)
                 visit(loop[2], times * trips, loops + 1)
             elif _INSTRUCTION.match(text) is None:  # a collective calls an addition
@@ -162,6 +162,14 @@ def _lines(program: str) -> list[_Line]:
 
     visit(entry, 1, 0)
     return [_Line(name, text, *counts) for name, counts in runs.items() for text in computations[name]]
+
+
+def _trips(condition: list[str]) -> int:
+    """Returns the iterations of a `lax.scan`, which counts from 0 up to a constant in its condition; else 1."""
+    text = "\n".join(condition)
+    limit = re.search(r"ROOT .* compare\(.*, %?([\w.\-]+)\), direction=LT", text)
+    constant = limit and re.search(rf"%?{re.escape(limit[1])} = s32\[\]\S* constant\((\d+)\)", text)
+    return int(constant[1]) if constant else 1
 
 
 def _size(result: str, kind: str, *, started: bool, devices: int) -> tuple[str, int]:

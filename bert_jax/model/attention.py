@@ -83,26 +83,31 @@ class SelfAttention(nnx.Module):
     def __call__(self, x: jax.Array, visibility: jax.Array, key: Key | None) -> jax.Array:
         """Maps x [B, L, D] and the result of `visibility` to [B, L, D].
 
-        In the equations t is a token of the batch, c one of q, k, v, n a head, h an element of it, d one of D.
+        In the equations t is a token of the batch, n a head, h an element of it, d one of D. Queries, keys and values
+        are products of their own: in one, the compiler would stack their gradients for the backward pass.
         """
-        qkv = checkpoint_name(dense("td,dcnh->tcnh", x, self.qkv_kernel, self.qkv_bias), "qkv")
+        kernels, biases = self.qkv_kernel[...], self.qkv_bias[...]
+        q, k, v = (checkpoint_name(dense("td,dnh->tnh", x, kernels[:, i], biases[i]), "qkv") for i in range(3))
         if self.attention == "pallas":
             # Few runs need this import, which takes a fourth of a second.
             from bert_jax.model.pallas_attention import pallas_attention
 
-            context = pallas_attention(qkv, visibility, key, dropout_rate=self.dropout_rate, causal=self.causal)
+            context = pallas_attention(
+                jnp.stack((q, k, v), axis=2), visibility, key, dropout_rate=self.dropout_rate, causal=self.causal
+            )
         elif self.attention == "cudnn":
-            context = cudnn_attention(qkv, visibility)
+            context = cudnn_attention(jnp.stack((q, k, v), axis=2), visibility)
         else:
-            context = plain_attention(qkv, visibility, key, self.dropout_rate)
+            context = plain_attention(q, k, v, visibility, key, self.dropout_rate)
         context = checkpoint_name(context, "attention_context")
-        return dense("tnh,nhd->td", context, self.output_kernel, self.output_bias)
+        return dense("tnh,nhd->td", context, self.output_kernel[...], self.output_bias[...])
 
 
-def plain_attention(qkv: jax.Array, mask: jax.Array, key: Key | None, dropout_rate: float) -> jax.Array:
-    """Maps q, k, v [B, L, 3, N, H] and a mask bool [B, L, L] to the context [B, L, N, H]."""
-    rows, length, _, heads, head = qkv.shape
-    q, k, v = (qkv[:, :, i] for i in range(3))
+def plain_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, key: Key | None, dropout_rate: float
+) -> jax.Array:
+    """Maps queries, keys and values [B, L, N, H] and a mask bool [B, L, L] to the context [B, L, N, H]."""
+    rows, length, heads, head = q.shape
     q = q * jnp.asarray(head**-0.5, q.dtype)
     keep = checkpoint_name(dropout_mask((rows, heads, length, length), dropout_rate, key), "attention_dropout_mask")
     result: jax.Array = _attend(q, k, v, mask, keep, dropout_rate)

@@ -169,6 +169,14 @@ def test_parts_sum_the_cycles_of_every_iteration_by_module_operation_and_directi
     ]
 
 
+def test_iterations_that_xla_does_not_know_are_read_from_the_condition_of_a_scan():
+    counted = PROFILED.replace(', backend_config={"known_trip_count":{"n":"24"}}', "")
+    assert "known_trip_count" not in counted
+    assert read_parts(counted)[0].count == 1
+    counted = counted.replace("  ROOT %lt =", "  %n = s32[]{:T(128)} constant(24)\n  ROOT %lt =")
+    assert read_parts(counted) == read_parts(PROFILED)
+
+
 def test_what_is_no_program_is_an_error():
     with pytest.raises(ValueError, match="ENTRY"):
         read_collectives("HloModule m\n", 8)

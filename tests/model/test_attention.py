@@ -42,7 +42,8 @@ def interpreted(monkeypatch: pytest.MonkeyPatch):
 
 
 def plain_attention(qkv, sequence_ids, keys, *, dropout_rate, causal):
-    return attention.plain_attention(qkv, attention_mask(sequence_ids, causal=causal), keys, dropout_rate)
+    q, k, v = (qkv[:, :, i] for i in range(3))
+    return attention.plain_attention(q, k, v, attention_mask(sequence_ids, causal=causal), keys, dropout_rate)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 5, 6))
