@@ -35,9 +35,9 @@ from ml_collections import ConfigDict
 from bert_jax.configs import bert
 
 # Rows of a microbatch on a device, at 128 tokens and at 512, with room to spare (benchmarks/tpu_topologies.py), data
-# parallel: the model is too small to gain from sharding it. Dropout is kept, so at 512 tokens attention is recomputed;
-# attention=pallas keeps dropout as well, but has not been timed on a TPU; v6e has it, because libtpu 0.0.42.1 crashes
-# when it compiles attention=xla there.
+# parallel: the model is too small to gain from sharding it. At 512 tokens attention is recomputed, except on v5e, where
+# all of its arrays fit; attention=pallas keeps dropout as well, but has not been timed on a TPU; v6e has it, because
+# libtpu 0.0.42.1 crashes when it compiles attention=xla there.
 CHIPS = {"v4": (128, 32), "v5e": (64, 16), "v5p": (256, 128), "v6e": (128, 32)}
 # With v5p's rows, which take 51 of its 95 GiB: a device of TPU7x, half a chip, has as much memory.
 CHIPS["tpu7x"] = CHIPS["v5p"]
@@ -62,7 +62,8 @@ def get_config(recipe: str = "") -> ConfigDict:
             {"steps": 100_000, "data.path": "", "data.seq_len": 512},
         )
     if chip:
-        _on_chip(config, *CHIPS[chip], {"attention": "pallas"} if chip == "v6e" else {"remat": "attention"})
+        at_512 = {"v6e": {"attention": "pallas"}, "v5e": {}}
+        _on_chip(config, *CHIPS[chip], at_512.get(chip, {"remat": "attention"}))
     return config
 
 
