@@ -45,7 +45,7 @@ COLUMNS = {
     "rows per device x microbatches": "{rows_per_chip} x {microbatches}",
     "peak / HBM, GiB": "{peak_gib:.2f} / {hbm_gib:.2f}{excess}",
     "arguments, temporaries, GiB": "{arguments_gib:.2f}, {temporaries_gib:.2f}",
-    "all-reduce, MiB": "{all_reduce_mib:,.1f}",
+    "reduced, gathered, MiB": "{reduced_mib:,.1f}, {gathered_mib:,.1f}",
     "in loops": "{collectives_in_loops}",
     "estimated step, ms": "{step_ms:,.1f}",
     "estimated MFU": "{mfu_percent:.1f}%",
@@ -75,7 +75,8 @@ def make_row(found: dict, command: str) -> dict:
         "compile_seconds": found["compile_seconds"],
         "arguments_gib": found["argument_bytes"] / GIB,
         "temporaries_gib": found["temp_bytes"] / GIB,
-        "all_reduce_mib": None if sent is None else sum(x["bytes"] for x in sent if x["kind"] == "all-reduce") / MIB,
+        "reduced_mib": None if sent is None else sum(x["bytes"] for x in sent if "reduce" in x["kind"]) / MIB,
+        "gathered_mib": None if sent is None else sum(x["bytes"] for x in sent if x["kind"] == "all-gather") / MIB,
         "collectives_in_loops": None if sent is None else sum(x["count"] for x in sent if x["loops"]),
     }
 
