@@ -86,8 +86,8 @@ class SelfAttention(nnx.Module):
         In the equations t is a token of the batch, n a head, h an element of it, d one of D. Queries, keys and values
         are products of their own: in one, the compiler would stack their gradients for the backward pass.
         """
-        kernels, biases = self.qkv_kernel[...], self.qkv_bias[...]
-        q, k, v = (checkpoint_name(dense("td,dnh->tnh", x, kernels[:, i], biases[i]), "qkv") for i in range(3))
+        project = functools.partial(dense, "td,dnh->tnh", x, self.qkv_kernel, self.qkv_bias)
+        q, k, v = (checkpoint_name(project(part), "qkv") for part in range(3))
         if self.attention == "pallas":
             # Few runs need this import, which takes a fourth of a second.
             from bert_jax.model.pallas_attention import pallas_attention
@@ -100,7 +100,7 @@ class SelfAttention(nnx.Module):
         else:
             context = plain_attention(q, k, v, visibility, key, self.dropout_rate)
         context = checkpoint_name(context, "attention_context")
-        return dense("tnh,nhd->td", context, self.output_kernel[...], self.output_bias[...])
+        return dense("tnh,nhd->td", context, self.output_kernel, self.output_bias)
 
 
 def plain_attention(

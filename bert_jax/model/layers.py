@@ -66,18 +66,20 @@ def truncated_normal(key: Key, shape: tuple[int, ...], stddev: float) -> jax.Arr
     return stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
 
-def dense(equation: str, x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    """Computes `weight_einsum` plus bias.
+def dense(
+    equation: str, x: jax.Array, kernel: nnx.Param[jax.Array], bias: nnx.Param[jax.Array], part: int | None = None
+) -> jax.Array:
+    """Computes `weight_einsum` plus bias, with a part of axis 1 of the kernel and of axis 0 of the bias if it is given.
 
-    For the backward pass x and the kernel are saved as they are: a kernel in the type of x, or x in another shape,
-    would take memory of its own beside the x that an attention kernel saves.
+    For the backward pass x and the kernel are saved as they are: a kernel in the type of x, its part, or x in another
+    shape would take memory of its own beside the x that an attention kernel saves.
     """
 
     @rematerialized
     def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return weight_einsum(equation, x, kernel)
+        return weight_einsum(equation, x, kernel if part is None else kernel[:, part])
 
-    return add_bias(product(x, kernel), bias)
+    return add_bias(product(x, kernel[...]), bias[...] if part is None else bias[part])
 
 
 def activation(name: str, x: jax.Array) -> jax.Array:
@@ -132,7 +134,7 @@ class FeedForward(nnx.Module):
     @jax.named_scope("feed_forward")
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [B, L, D] to [B, L, D]."""
-        inner = checkpoint_name(dense("td,df->tf", x, self.up_kernel[...], self.up_bias[...]), "feed_forward")
+        inner = checkpoint_name(dense("td,df->tf", x, self.up_kernel, self.up_bias), "feed_forward")
 
         @rematerialized
         def activate_and_project(inner: jax.Array, kernel: jax.Array) -> jax.Array:
