@@ -14,6 +14,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import parameter_count
 from bert_jax.parallel.mesh import BATCH_AXES, abstract_mesh
+from bert_jax.parallel.sharding import shard_bytes
 from bert_jax.sections import checked
 from bert_jax.tracking.throughput import device_kind, peak_flops, pretraining_work
 from bert_jax.training.initialization import fill_in_from_checkpoint, open_init
@@ -70,10 +71,7 @@ def plan_run(
         check_memory(state, jax.local_devices()[:devices])
     phases = [_describe(ready, mesh) for ready in loaded]
     gradients = jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), state.parameters, spec.gathered)
-    parameters, optimizer, gradients = (
-        sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(part))
-        for part in (state.parameters, state.optimizer_state, gradients)
-    )
+    parameters, optimizer = shard_bytes(state.parameters), shard_bytes(state.optimizer_state)
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     keys = config.checkpoint
     milestones = {step for step in range(config.total_steps + 1) if keys.is_milestone(step)}
@@ -99,7 +97,7 @@ def plan_run(
         "memory": {
             "parameter_bytes": parameters,
             "optimizer_bytes": optimizer,
-            "sum_with_gradients_bytes": parameters + gradients + optimizer,
+            "sum_with_gradients_bytes": parameters + shard_bytes(gradients) + optimizer,
         },
         "checkpoints": {"bytes": size, "milestones": len(milestones), "kept": kept, "kept_bytes": kept * size},
     }

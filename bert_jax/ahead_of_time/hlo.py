@@ -166,10 +166,9 @@ def _lines(program: str) -> list[_Line]:
 
 def _trips(condition: list[str]) -> int:
     """Returns the iterations of a `lax.scan`, which counts from 0 up to a constant in its condition; else 1."""
-    text = "\n".join(condition)
-    limit = re.search(r"ROOT .* compare\(.*, %?([\w.\-]+)\), direction=LT", text)
-    constant = limit and re.search(rf"%?{re.escape(limit[1])} = s32\[\]\S* constant\((\d+)\)", text)
-    return int(constant[1]) if constant else 1
+    counted = r"(%[\w.\-]+) = s32\[\]\S* constant\((\d+)\).*ROOT .* compare\([^\n]*, \1\), direction=LT"
+    found = re.search(counted, "\n".join(condition), re.DOTALL)
+    return int(found[2]) if found else 1
 
 
 def _size(result: str, kind: str, *, started: bool, devices: int) -> tuple[str, int]:

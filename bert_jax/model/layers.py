@@ -176,8 +176,7 @@ def is_kept(number: jax.Array, first: jax.Array, second: jax.Array, rate: float)
     x = number + first
     x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D) ^ second
     x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
-    kept: jax.Array = ((x ^ (x >> 16)) >> 1).astype(jnp.int32) < min(2**31 - 1, round((1 - rate) * 2**31))
-    return kept
+    return jnp.less(((x ^ (x >> 16)) >> 1).astype(jnp.int32), min(2**31 - 1, round((1 - rate) * 2**31)))
 
 
 def drop(x: jax.Array, keep: jax.Array | None, rate: float) -> jax.Array:

@@ -7,6 +7,7 @@ parameter is still sharded along it.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,14 +34,8 @@ RULES: dict[str, str | None] = {
 
 
 def partition_spec(logical_axes: tuple[str | None, ...]) -> PartitionSpec:
-    """Maps a parameter's logical axes to mesh axes. Raises ValueError if a mesh axis is used twice."""
-    axes = [RULES[name] if name is not None else None for name in logical_axes]
-    used = [axis for axis in axes if axis is not None]
-    if len(used) != len(set(used)):
-        raise ValueError(
-            f"logical axes {logical_axes} map to mesh axes {axes}: a mesh axis can shard only one dimension"
-        )
-    return PartitionSpec(*axes)
+    """Maps a parameter's logical axes to mesh axes, each of which a `NamedSharding` accepts once."""
+    return PartitionSpec(*(None if name is None else RULES[name] for name in logical_axes))
 
 
 def parameter_shardings(mesh: Mesh | AbstractMesh, info: Parameters) -> Parameters:
@@ -100,6 +95,12 @@ def shard_along_data(parameters: Parameters, shardings: Parameters, info: Parame
     return result
 
 
+def shard_bytes(tree: Any) -> int:
+    """Returns the bytes that one device has of the arrays of a tree, which are `jax.ShapeDtypeStruct`s."""
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+
+
 def like_parameters(mesh: Mesh | AbstractMesh, tree: Any, parameters: Parameters, shardings: Parameters) -> Any:
     """Returns shardings for an optimizer's state, `tree`, which put moments on the devices of their parameters.
 
@@ -153,13 +154,6 @@ def mark_varying(parameters: Parameters, shardings: Parameters) -> Parameters:
     return result
 
 
-def varying_zeros(mesh: Mesh, like: Any) -> Any:
-    """Returns device-varying fp32 zeros with the shapes of `like`."""
-    return jax.tree.map(
-        lambda value: jax.lax.pcast(jnp.zeros(value.shape, jnp.float32), batch_mesh_axes(mesh), to="varying"), like
-    )
-
-
 @jax.named_scope("parameters")
 def gather_along_data(graph: nnx.GraphDef[Any], parameters: Parameters, shardings: Parameters) -> Parameters:
     """All-gathers the parameters that are sharded along `data`, weights as the type of the computation.
@@ -171,23 +165,18 @@ def gather_along_data(graph: nnx.GraphDef[Any], parameters: Parameters, sharding
     model = nnx.merge(graph, parameters)
 
     def gather_one(value: jax.Array, sharding: NamedSharding, info: ParameterInfo) -> Any:
-        spec = manual_spec(sharding)
-        cuts = [(dimension, axis) for dimension, axis in enumerate(spec) if axis == "data"]
-        if not cuts:
+        spec, axes = manual_spec(sharding), info.logical_axes
+        if "data" not in spec:
             return value
+        if info.compute_cast and axes[0] == "layers" and spec[0] is None and not model.encoder.scan_layers:
+            info = ParameterInfo(axes[1:], compute_cast=True)
+            return [gather_one(layer, _of_layer(sharding), info) for layer in value]
         if info.compute_cast and "fsdp" not in spec:  # else `gather_model` casts, and reduces gradients in fp32
             value = value.astype(model.dtype)
-        if model.encoder.scan_layers or not _is_stacked_weight(info) or cuts[0][0] == 0:
-            return _on_tensor_shards(functools.partial(_all_gather, cuts=cuts), sharding)(value)
-        gather = functools.partial(_all_gather, cuts=[(dimension - 1, axis) for dimension, axis in cuts])
-        return [_on_tensor_shards(gather, _of_layer(sharding))(value[layer]) for layer in range(len(value))]
+        return _on_tensor_shards(functools.partial(_all_gather, cuts=[(spec.index("data"), "data")]), sharding)(value)
 
     result: Parameters = jax.tree.map(gather_one, parameters, shardings, parameter_info(model))
     return result
-
-
-def _is_stacked_weight(info: ParameterInfo) -> bool:
-    return info.compute_cast and info.logical_axes[0] == "layers"
 
 
 def _of_layer(sharding: NamedSharding) -> NamedSharding:
@@ -197,11 +186,12 @@ def _of_layer(sharding: NamedSharding) -> NamedSharding:
 
 def stack_layers(parameters: Parameters) -> Parameters:
     """Stacks the lists that `gather_along_data` returns. XLA removes a stack of which only single layers are used."""
-    result: Parameters = jax.tree.map(
-        lambda value: jnp.stack(value) if isinstance(value, list) else value, parameters,
-        is_leaf=lambda value: isinstance(value, list),
-    )  # fmt: skip
+    result: Parameters = jax.tree.map(lambda x: jnp.stack(x) if _is_list(x) else x, parameters, is_leaf=_is_list)
     return result
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list)
 
 
 @jax.named_scope("gradient_reduction")
@@ -215,7 +205,9 @@ def reduce_gradients(
     stacked.
     """
 
-    def total(value: jax.Array, sharding: NamedSharding, target: NamedSharding) -> jax.Array:
+    def total(value: Any, sharding: NamedSharding, target: NamedSharding) -> Any:
+        if _is_list(value):
+            return jnp.stack([total(layer, _of_layer(sharding), _of_layer(target)) for layer in value])
         have = manual_spec(sharding)
         cuts = [(dimension, axis) for dimension, axis in enumerate(manual_spec(target)) if axis not in (None, *have)]
         if not cuts and not _replicated_axes(target):
@@ -227,14 +219,7 @@ def reduce_gradients(
 
         return _on_tensor_shards(reduce, sharding)(value.astype(reduce_dtype)).astype(value.dtype)
 
-    def total_of(value: Any, sharding: NamedSharding, target: NamedSharding) -> jax.Array:
-        if not isinstance(value, list):
-            return total(value, sharding, target)
-        return jnp.stack([total(layer, _of_layer(sharding), _of_layer(target)) for layer in value])
-
-    result: Parameters = jax.tree.map(
-        total_of, gradients, shardings, targets, is_leaf=lambda value: isinstance(value, list)
-    )
+    result: Parameters = jax.tree.map(total, gradients, shardings, targets, is_leaf=_is_list)
     return result
 
 
@@ -251,17 +236,14 @@ def _on_tensor_shards(
     return jax.shard_map(collective, in_specs=spec, out_specs=spec, axis_names={"tensor"})
 
 
-Cuts = Sequence[tuple[int, str]]
-"""Pairs of (dimension, the mesh axis that shards it)."""
-
-
-def _scatter(x: jax.Array, cuts: Cuts) -> jax.Array:
+def _scatter(x: jax.Array, cuts: Sequence[tuple[int, str]]) -> jax.Array:
+    """Reduce-scatters each (dimension, mesh axis that shards it)."""
     for dimension, axis in cuts:
         x = jax.lax.psum_scatter(x, axis, scatter_dimension=dimension, tiled=True)
     return x
 
 
-def _all_gather(x: jax.Array, cuts: Cuts) -> jax.Array:
+def _all_gather(x: jax.Array, cuts: Sequence[tuple[int, str]]) -> jax.Array:
     for dimension, axis in cuts:
         x = jax.lax.all_gather(x, axis, axis=dimension, tiled=True)
     return x

@@ -30,9 +30,9 @@ from bert_jax.parallel.sharding import (
     parameter_shardings,
     reduce_gradients,
     shard_along_data,
+    shard_bytes,
     shard_map_over_batch,
     stack_layers,
-    varying_zeros,
 )
 from bert_jax.training import objectives
 from bert_jax.training.objectives import Objective
@@ -56,16 +56,6 @@ def compute_dtype(name: str, platform: str | None = None) -> jnp.dtype:
     return jnp.dtype(name)
 
 
-def scans_layers(setting: bool | str, num_layers: int, platform: str) -> bool:
-    """Returns whether a program for devices of `platform` scans over the layers or unrolls them.
-
-    `setting` is the config's `scan_layers`: a bool, or "auto". A scan stacks arrays for the backward pass, which takes
-    5 to 10% of a training step on a CPU and a third on a TPU, where unrolled layers take three times as long to
-    compile.
-    """
-    return num_layers > UNROLLED_LAYERS.get(platform, 0) if setting == "auto" else bool(setting)
-
-
 def shards_moments(setting: bool | str, platform: str) -> bool:
     """Returns whether the state is sharded along `data`, by the config's `mesh.zero1`: a bool, or "auto".
 
@@ -75,10 +65,15 @@ def shards_moments(setting: bool | str, platform: str) -> bool:
 
 
 def model_settings(config: RunConfig, num_layers: int, platform: str) -> dict[str, Any]:
-    """Returns the settings of a run's model on devices of `platform`, for `abstract_parameters`."""
+    """Returns the settings of a run's model on devices of `platform`, for `abstract_parameters`.
+
+    A scan over the layers stacks arrays for the backward pass, which takes 5 to 10% of a training step on a CPU and a
+    third on a TPU, where unrolled layers take three times as long to compile.
+    """
     return {
         "dtype": compute_dtype(config.dtype, platform), "attention": config.attention, "remat": config.remat,
-        "scan_layers": scans_layers(config.scan_layers, num_layers, platform),
+        "scan_layers":
+            num_layers > UNROLLED_LAYERS.get(platform, 0) if config.scan_layers == "auto" else config.scan_layers,
     }  # fmt: skip
 
 
@@ -205,9 +200,7 @@ def check_memory(state: TrainState, devices: Sequence[jax.Device]) -> None:
         memory, sharing = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), len(devices)
     else:
         memory, sharing = (device.memory_stats() or {}).get("bytes_limit", 0), 1
-    needed = sharing * sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state)
-    )
+    needed = sharing * shard_bytes(state)
     if memory and needed > memory:
         raise InputError(
             f"parameters and optimizer need {needed / 2**30:,.1f} GiB of memory, but {device.device_kind} has "
@@ -237,14 +230,13 @@ class TrainStep:
         with jax.transfer_guard("allow"):  # the loop disallows transfers; these two are placed at the first step
             return put_everywhere(self._mesh, self._run_arguments)
 
-    def trace(self, state: Any, batch: Batch[Any]) -> jax.stages.Traced:
-        """Traces the step to a jaxpr; state and batch may be `jax.ShapeDtypeStruct`s."""
-        result: jax.stages.Traced = self._jitted.trace(state, batch, *self._run_arguments)
-        return result
+    def lower(self, state: Any, batch: Batch[Any], platforms: tuple[str, ...] | None = None) -> jax.stages.Lowered:
+        """Lowers the step to the compiler's input, for this platform or others, such as ("tpu",).
 
-    def lower(self, state: Any, batch: Batch[Any]) -> jax.stages.Lowered:
-        """Lowers the step to the compiler's input."""
-        result: jax.stages.Lowered = self.trace(state, batch).lower()
+        State and batch may be `jax.ShapeDtypeStruct`s.
+        """
+        traced = self._jitted.trace(state, batch, *self._run_arguments)
+        result: jax.stages.Lowered = traced.lower(lowering_platforms=platforms)
         return result
 
 
@@ -313,7 +305,10 @@ def make_train_step(
         if len(rows) == 1:  # XLA:TPU copies twice for a loop of one iteration
             gradients, metrics = microbatch_gradients(*jax.tree.map(lambda entry: entry[0], (rows, batch)))
         else:
-            zeros = varying_zeros(mesh, (trained, {"loss": jnp.float32(0), **counts}))
+            zeros = jax.tree.map(
+                lambda value: jax.lax.pcast(jnp.zeros(value.shape, jnp.float32), batch_mesh_axes(mesh), to="varying"),
+                (trained, {"loss": jnp.float32(0), **counts}),
+            )
             (gradients, metrics), _ = jax.lax.scan(accumulate, zeros, (rows, batch))
         gathered, sharded = spec.trained(spec.gathered), spec.trained(shardings)
         gradients = reduce_gradients(gradients, gathered, sharded, gradient_reduce_dtype)

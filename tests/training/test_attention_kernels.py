@@ -93,7 +93,7 @@ def test_the_step_with_pallas_is_lowered_to_its_kernels(sizes):
     mesh, spec, step = make_step("pallas", sizes, dtype=jnp.bfloat16, hidden_size=128)
     with jax.set_mesh(mesh):
         batch = jax.eval_shape(lambda: put_batch(mesh, make_batch(), 1))
-        text = step.trace(spec.abstract, batch).lower(lowering_platforms=("tpu",)).as_text()
+        text = step.lower(spec.abstract, batch, ("tpu",)).as_text()
     assert set(re.findall(r"custom_call @([\w$]+)", text)) == {"tpu_custom_call"}
     kernels = set(re.findall(r'kernel_name = "(\w+)"', text))
     assert kernels == {"attention_forward", "attention_backward"}
@@ -104,7 +104,7 @@ def test_the_step_with_cudnn_is_lowered_to_its_calls(monkeypatch: pytest.MonkeyP
     mesh, spec, step = make_step("cudnn", {"data": 2, "fsdp": 2}, dtype=jnp.bfloat16, attention_probs_dropout_prob=0.0)
     with jax.set_mesh(mesh):
         batch = jax.eval_shape(lambda: put_batch(mesh, make_batch(), 1))
-        text = step.trace(spec.abstract, batch).lower(lowering_platforms=("cuda",)).as_text()
+        text = step.lower(spec.abstract, batch, ("cuda",)).as_text()
     calls = re.findall(r"custom_call @([\w$]+)", text)
     assert set(calls) == {"__cudnn$fmhaScaleBiasSoftmax", "__cudnn$fmhaScaleBiasSoftmaxBackward"}
     squares = set(re.findall(rf"[0-9x]*{LENGTH}x{LENGTH}x(?:bf16|f32)", text))
