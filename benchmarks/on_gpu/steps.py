@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
@@ -27,7 +26,14 @@ from bert_jax.sections import to_dict
 from bert_jax.tracking.throughput import peak_flops, training_flops
 from bert_jax.training.objectives import pretraining
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.training.train_step import StateSpec, TrainState, describe_state, key_data, make_train_step, scans_layers
+from bert_jax.training.train_step import (
+    StateSpec,
+    TrainState,
+    describe_state,
+    key_data,
+    make_train_step,
+    model_settings,
+)
 
 VOCAB_SIZE = 30_522
 MAX_SEQUENCES = 8
@@ -158,13 +164,8 @@ def describe(
     mesh: Mesh, config: PretrainConfig, model: BertConfig, optimizer: optax.GradientTransformation
 ) -> StateSpec:
     """Returns the plan of the state of a config."""
-    platform, dtype = mesh.devices.flat[0].platform, config.dtype
-    if dtype == "auto":
-        dtype = "float32" if platform == "cpu" else "bfloat16"
-    return describe_state(
-        mesh, model, optimizer, config.seed, dtype=jnp.dtype(dtype), attention=config.attention, remat=config.remat,
-        scan_layers=scans_layers(config.scan_layers, model.num_hidden_layers, platform),
-    )  # fmt: skip
+    settings = model_settings(config, model.num_hidden_layers, mesh.devices.flat[0].platform)
+    return describe_state(mesh, model, optimizer, config.seed, **settings)
 
 
 def _model(config: PretrainConfig) -> BertConfig:
