@@ -51,7 +51,7 @@ from bert_jax.training.train_step import (
     make_train_step,
     model_settings,
     quick_compile_options,
-    shards_moments,
+    shards_state,
 )
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ def plan_step(
     )
     settings = build_settings(config, mesh, model, head)
     optimizer = make_optimizer(recipe, drop_parts(head.frozen, abstract_parameters(model, **settings)[2]))
-    zero1 = shards_moments(config.mesh.zero1, mesh.devices.flat[0].platform)
+    zero1 = shards_state(config.mesh.zero1, mesh.devices.flat[0].platform)
     spec = describe_state(mesh, model, optimizer, config.seed, zero1=zero1, frozen=head.frozen, **settings)
     return spec, make_train_step(
         mesh, spec, optimizer, schedule, task_objective(head),

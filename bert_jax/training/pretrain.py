@@ -48,7 +48,7 @@ from bert_jax.training.train_step import (
     drop_parts,
     make_train_step,
     model_settings,
-    shards_moments,
+    shards_state,
 )
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ def plan_state(
         optimizer = leave_untrained(optimizer, untrained)
     platform = platform or mesh.devices.flat[0].platform
     settings = model_settings(config, model.num_hidden_layers, platform)
-    zero1 = shards_moments(config.mesh.zero1, platform)
+    zero1 = shards_state(config.mesh.zero1, platform)
     return optimizer, describe_state(mesh, model, optimizer, config.seed, zero1=zero1, **settings)
 
 

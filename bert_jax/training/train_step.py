@@ -56,7 +56,7 @@ def compute_dtype(name: str, platform: str | None = None) -> jnp.dtype:
     return jnp.dtype(name)
 
 
-def shards_moments(setting: bool | str, platform: str) -> bool:
+def shards_state(setting: bool | str, platform: str) -> bool:
     """Returns whether the state is sharded along `data`, by the config's `mesh.zero1`: a bool, or "auto".
 
     On a TPU it takes the update of all parameters from every chip, and no more traffic than a sum of gradients.
