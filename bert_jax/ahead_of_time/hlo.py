@@ -28,7 +28,7 @@ _ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 
 @dataclass(frozen=True)
 class Collective:
-    """Collectives of one kind between as many devices, in the same loops and type.
+    """Collectives of one kind between as many devices, in the same loops and type, all asynchronous or none.
 
     Attributes:
       kind: one of `KINDS`.
@@ -37,10 +37,10 @@ class Collective:
       devices: number of devices in a group.
       between_slices: True if the arrays cross the network between slices; `bytes` are then those of a device's shard,
         and `devices` are slices.
+      asynchronous: True if they run beside other work: in pieces, or from a start to a later end.
       instructions: number of instructions in the program.
       count: number of executions per step, of all instructions.
       bytes: per step, of the complete arrays that a device takes part in reducing, gathering or moving.
-      asynchronous: the part of `count` that runs beside other work: in pieces, or from a start to a later end.
     """
 
     kind: str
@@ -48,10 +48,10 @@ class Collective:
     loops: int
     devices: int
     between_slices: bool
+    asynchronous: bool
     instructions: int
     count: int
     bytes: int
-    asynchronous: int
 
 
 def read_collectives(program: str, devices: int, slices: int = 1) -> list[Collective]:
@@ -59,7 +59,7 @@ def read_collectives(program: str, devices: int, slices: int = 1) -> list[Collec
 
     A collective that is split into a chain of pieces, which overlap with other work, is counted once.
     """
-    sums: collections.defaultdict[tuple[Any, ...], np.ndarray] = collections.defaultdict(lambda: np.zeros(4, int))
+    sums: collections.defaultdict[tuple[Any, ...], np.ndarray] = collections.defaultdict(lambda: np.zeros(3, int))
     chains: set[str] = set()
     for line in _lines(program):
         if match := _INSTRUCTION.match(line.text):
@@ -76,8 +76,8 @@ def read_collectives(program: str, devices: int, slices: int = 1) -> list[Collec
             dtype, size = _size(match[1], kind, started=True, devices=1)
         else:
             continue
-        key = (kind, dtype, line.loops, members, match.re is _SENT)
-        sums[key] += (1, line.runs, line.runs * size, line.runs * is_asynchronous)
+        key = (kind, dtype, line.loops, members, match.re is _SENT, is_asynchronous)
+        sums[key] += (1, line.runs, line.runs * size)
     return sorted((Collective(*key, *numbers.tolist()) for key, numbers in sums.items()), key=lambda one: -one.bytes)
 
 

@@ -116,8 +116,9 @@ def test_a_chain_of_pieces_is_one_collective_and_asynchronous_as_what_is_started
         "%b = f32[8]{0} all-gather(%p), channel_id=1, replica_groups=[4,2]<=[8]",
         "%c = (f32[4]{0}, f32[8]{0}) all-gather-start(%p), channel_id=2, replica_groups=[4,2]<=[8]",
     )
-    found = only(text)
-    assert (found.instructions, found.count, found.asynchronous) == (3, 3, 2)
+    alone, beside = sorted(read_collectives(text, 8), key=lambda one: one.asynchronous)
+    assert (alone.asynchronous, alone.count, alone.bytes) == (False, 1, 32)
+    assert (beside.asynchronous, beside.count, beside.bytes) == (True, 2, 64)
 
 
 def test_programs_of_several_slices_count_devices_within_one_and_send_between():
@@ -127,9 +128,9 @@ def test_programs_of_several_slices_count_devices_within_one_and_send_between():
         'frontend_attributes={_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"}',
     )
     within, between = read_collectives(text, 8, slices=2)
-    assert (within.devices, within.between_slices, within.asynchronous) == (4, False, 0)
+    assert (within.devices, within.between_slices, within.asynchronous) == (4, False, False)
     assert (between.kind, between.devices, between.bytes) == ("all-reduce", 2, 16)
-    assert (between.between_slices, between.asynchronous) == (True, 1)
+    assert (between.between_slices, between.asynchronous) == (True, True)
 
 
 PROFILED = """HloModule m
