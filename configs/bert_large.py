@@ -34,16 +34,15 @@ from ml_collections import ConfigDict
 
 from bert_jax.configs import bert
 
-# Rows of a microbatch on a device, at 128 tokens and at 512, with room to spare (benchmarks/tpu_topologies.py), data
-# parallel: the model is too small to gain from sharding it. At 512 tokens attention is recomputed, except on v5e, where
-# all of its arrays fit; attention=pallas keeps dropout as well, but has not been timed on a TPU; v6e has it, because
-# libtpu 0.0.42.1 crashes when it compiles attention=xla there.
+# Rows of a microbatch on a device, at 128 tokens and at 512, with room to spare (benchmarks/tpu_time.py), data parallel:
+# the model is too small to gain from sharding it. At 512 tokens all arrays of attention fit on a TPU, whose state is
+# sharded; on a GPU they are recomputed.
 CHIPS = {"v4": (128, 32), "v5e": (64, 16), "v5p": (256, 128), "v6e": (128, 32)}
-# With v5p's rows, which take 51 of its 95 GiB: a device of TPU7x, half a chip, has as much memory.
+# A device of TPU7x, half a chip, has as much memory as v5p.
 CHIPS["tpu7x"] = CHIPS["v5p"]
-# A run can use 75% of a GPU's memory: 59 GiB of an A100 or H100, above the 51 of v5p's rows; the others have more.
-CHIPS |= dict.fromkeys(("a100", "h100"), (256, 64))
-CHIPS |= dict.fromkeys(("h200", "b200", "gb200"), (512, 128))
+# A run can use 75% of a GPU's memory: 59 GiB of an A100 or H100; the others have more.
+GPUS = {**dict.fromkeys(("a100", "h100"), (256, 64)), **dict.fromkeys(("h200", "b200", "gb200"), (512, 128))}
+CHIPS |= GPUS
 
 
 def get_config(recipe: str = "") -> ConfigDict:
@@ -62,8 +61,7 @@ def get_config(recipe: str = "") -> ConfigDict:
             {"steps": 100_000, "data.path": "", "data.seq_len": 512},
         )
     if chip:
-        at_512 = {"v6e": {"attention": "pallas"}, "v5e": {}}
-        _on_chip(config, *CHIPS[chip], at_512.get(chip, {"remat": "attention"}))
+        _on_chip(config, *CHIPS[chip], {"remat": "attention"} if chip in GPUS else {})
     return config
 
 

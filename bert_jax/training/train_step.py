@@ -89,6 +89,17 @@ def quick_compile_options(mesh: Mesh | AbstractMesh) -> dict[str, int | bool]:
     return {_LEVEL: 1, "xla_llvm_disable_expensive_passes": True}
 
 
+_OVERLAP_REDUCTION = {
+    "xla_enable_async_all_reduce": True,
+    "xla_tpu_enable_async_collective_fusion_fuse_all_reduce": True,
+    "xla_jf_crs_combiner_threshold_in_bytes": 4 << 20,
+}
+"""Options by which XLA:TPU sums the gradients of each weight beside the product of another one.
+
+By default it sums all of them at once, at the end, with nothing to run beside.
+"""
+
+
 # --- State ------------------------------------------------------------------------------------------------------------
 
 
@@ -333,12 +344,13 @@ def make_train_step(
         return state, metrics if asked_to_stop is None else {**metrics, "stop": asked_to_stop.max()}
 
     replicated = NamedSharding(mesh, PartitionSpec())
+    is_tpu = mesh.devices.flat[0].platform == "tpu"
     jitted = jax.jit(
         train_step,
         in_shardings=(spec.shardings, None, replicated, replicated),  # a batch has its own: see `put_batch`, `put_flag`
         out_shardings=(spec.shardings, replicated),
         donate_argnums=0,
-        compiler_options=dict(compiler_options or {}) or None,
+        compiler_options={**(_OVERLAP_REDUCTION if is_tpu else {}), **(compiler_options or {})} or None,
     )
     return TrainStep(jitted, mesh, key_data(seed), schedule)
 

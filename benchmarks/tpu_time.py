@@ -1,9 +1,14 @@
 """Compiles BERT-LARGE with LAMB's batches for TPU slices of many sizes; prints memory, collectives and XLA's time.
 
-    python benchmarks/tpu_topologies.py                # some 25 minutes on two cores; --only v5e for one chip's rows
+    python benchmarks/tpu_time.py                      # some 50 minutes on two cores; --only v5e for one chip's rows
 
 Requires the tpu-aot extra and no TPU. Each row names the command that printed it. Each command's rows are written to
 the JSON as soon as they exist: a run that is stopped continues with the first command that lacks rows of this code.
+
+XLA estimates no collectives. Those that overlap with nothing are added to its time, as if rings along all axes of a
+torus moved their bytes at the links' published speed: an all-reduce moves each twice, an all-gather once. A v5e and v6e
+slice is a torus along an axis of 16 chips, and the others along an axis that is a multiple of 4; elsewhere rings take
+twice as long.
 """
 
 import argparse
@@ -27,10 +32,12 @@ COMMANDS = [
     for chip, shapes in TOPOLOGIES.items()
     for shape in shapes
 ] + [
-    "bert-jax compile --config=bert_large:lamb --phase=0 --topology=v4:8x8x16",
+    "bert-jax compile --config=bert_large:lamb --topology=v4:8x8x16",
     f"bert-jax compile --config=bert_large --topology=v4:8x8x16 --config.global_batch_size={1024 * 16}",
     f"bert-jax compile --config=bert_large --topology=v5e:4x4 --config.global_batch_size={16 * 32}",
 ]
+LINKS = {"v4": 9e10, "v5e": 9e10, "v5p": 1.8e11, "v6e": 1.8e11, "tpu7x": 1.8e11}
+"""Bytes a second along one axis of the torus, both directions together (https://jax-ml.github.io/scaling-book/tpus)."""
 MEASURES = (
     "bert_jax/ahead_of_time/compiled_step.py", "bert_jax/ahead_of_time/hlo.py",
     "bert_jax/model", "bert_jax/parallel",
@@ -44,15 +51,17 @@ COLUMNS = {
     "tokens": "{seq_len}",
     "rows per device x microbatches": "{rows_per_chip} x {microbatches}",
     "peak / HBM, GiB": "{peak_gib:.2f} / {hbm_gib:.2f}{excess}",
-    "arguments, temporaries, GiB": "{arguments_gib:.2f}, {temporaries_gib:.2f}",
     "reduced, MiB": "{reduced_mib:,.1f}",
     "gathered, MiB": "{gathered_mib:,.1f}",
     "in loops": "{collectives_in_loops}",
-    "estimated step, ms": "{step_ms:,.1f}",
+    "estimated ms": "{step_ms:,.1f}",
     "estimated MFU": "{mfu_percent:.1f}%",
+    "collectives alone, ms": "{alone_ms:,.1f}",
+    "hours": "{hours:.1f}",
     "compiled in, s": "{compile_seconds:.0f}",
     "command": "`{command}`",
 }
+"""`alone` are collectives that overlap with nothing; the hours are those of the phase, with them."""
 
 
 def make_row(found: dict, command: str) -> dict:
@@ -69,17 +78,27 @@ def make_row(found: dict, command: str) -> dict:
     }
     if not found["fits"]:
         return row
-    sent, estimate = found["collectives"], found["estimate"] or {}
+    sent, milliseconds = found["collectives"], 1e3 * found["estimate"]["seconds"]
+    alone = 1e3 * sum(ring_seconds(one, found["topology"]) for one in sent if not one["asynchronous"])
     return row | {
-        "step_ms": 1000 * estimate["seconds"] if estimate else None,
-        "mfu_percent": 100 * estimate["mfu"] if estimate else None,
+        "step_ms": milliseconds,
+        "mfu_percent": 100 * found["estimate"]["mfu"],
+        "alone_ms": alone,
+        "hours": (milliseconds + alone) / 3.6e6 * (found["last_step"] - found["first_step"] + 1),
         "compile_seconds": found["compile_seconds"],
-        "arguments_gib": found["argument_bytes"] / GIB,
-        "temporaries_gib": found["temp_bytes"] / GIB,
-        "reduced_mib": None if sent is None else sum(x["bytes"] for x in sent if "reduce" in x["kind"]) / MIB,
-        "gathered_mib": None if sent is None else sum(x["bytes"] for x in sent if x["kind"] == "all-gather") / MIB,
-        "collectives_in_loops": None if sent is None else sum(x["count"] for x in sent if x["loops"]),
+        "reduced_mib": sum(one["bytes"] for one in sent if "reduce" in one["kind"]) / MIB,
+        "gathered_mib": sum(one["bytes"] for one in sent if one["kind"] == "all-gather") / MIB,
+        "collectives_in_loops": sum(one["count"] for one in sent if one["loops"]),
     }
+
+
+def ring_seconds(collective: dict, topology: str) -> float:
+    """Returns the seconds of a collective over a whole slice."""
+    chip, _, shape = topology.partition(":")
+    sizes = [int(size) for size in shape.split("x")]
+    is_torus = all(size % (16 if len(sizes) == 2 else 4) == 0 for size in sizes)
+    speed = LINKS[chip] * len(sizes) / (1 if is_torus else 2)
+    return collective["bytes"] * (2 if collective["kind"] == "all-reduce" else 1) / speed
 
 
 def main() -> None:
@@ -87,7 +106,7 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", metavar="CHIP", help="v4, v5e, v5p, v6e or tpu7x, or a topology such as v5e:2x4"
     )
-    add_json_argument(parser, "tpu_topologies")
+    add_json_argument(parser, "tpu_time")
     options = parser.parse_args()
     record = Record(options.json, MEASURES, packages=("libtpu",))
     rows: dict[str, list[dict]] = {command: [] for command in COMMANDS}
