@@ -22,6 +22,7 @@ import numpy as np
 import optax
 
 from bert_jax.config_keys import OptimizerKeys
+from bert_jax.errors import InputError
 from bert_jax.model.bert import Parameters
 from bert_jax.model.layers import ParameterInfo
 
@@ -144,30 +145,88 @@ def make_optimizer(config: OptimizerKeys, info: Parameters) -> optax.GradientTra
     )
 
 
-def learning_rate_schedule(
-    peak: float, warmup_steps: int, total_steps: int, *, decay_power: float = 1.0, start: int = 0
-) -> optax.Schedule:
-    """Makes the schedule: peak * step / W below W = `warmup_steps`, then peak * (1 - step / T) ** power.
+_DEFAULTS = OptimizerKeys()
 
-    T is `total_steps`. The decay counts from step 0, so at W it is already below the peak (`optax.join_schedules` would
-    start it at W). The first update has a rate of 0. The reference's power is 1, NVIDIA's for LAMB is 0.5. Steps are
-    counted from `start`, which is above 0 if a phase restarts the schedule. The result is a pytree whose leaves are the
-    numbers but the power: a program that takes it as an argument serves schedules of any peak and length.
+
+def count_steps(steps_or_share: float, total_steps: int) -> int:
+    """Returns a number of steps; a number below 1 is a share of `total_steps`, rounded down."""
+    return int(steps_or_share * total_steps) if steps_or_share < 1 else int(steps_or_share)
+
+
+def check_schedule(recipe: OptimizerKeys, warmup_steps: float, total_steps: int) -> None:
+    """Raises InputError for a key that the schedule does not read, and for a decay that begins before its warm-up ends.
+
+    Args:
+      recipe: the `optimizer` section.
+      warmup_steps: steps or a share, below `total_steps`.
+      total_steps: steps of the schedule.
     """
-    counts = (np.int32(count) for count in (warmup_steps, total_steps, start))
-    return jax.tree_util.Partial(_rate_of_power(decay_power), np.float32(peak), *counts)
+    for key, reader in {"decay_power": "polynomial", "decay_steps": "wsd", "decay_form": "wsd"}.items():
+        value, default = getattr(recipe, key), getattr(_DEFAULTS, key)
+        if recipe.schedule != reader and value != default:
+            raise InputError(
+                f"optimizer.{key}={value}: has no effect with optimizer.schedule={recipe.schedule}; set "
+                f"optimizer.schedule={reader}, or optimizer.{key}={default}"
+            )
+    warmup, decay = count_steps(warmup_steps, total_steps), count_steps(recipe.decay_steps, total_steps)
+    if recipe.schedule == "wsd" and not 1 <= decay <= total_steps - warmup:
+        raise InputError(
+            f"optimizer.decay_steps={recipe.decay_steps}: {decay} steps of decay must be at least 1, and at most the "
+            f"{total_steps - warmup} of the schedule's {total_steps} steps that follow its warm-up of {warmup}; set "
+            f"optimizer.decay_steps={max(1, (total_steps - warmup) // 5)}"
+        )
+
+
+def learning_rate_schedule(
+    peak: float, warmup_steps: float, total_steps: int, recipe: OptimizerKeys = _DEFAULTS, *, start: int = 0
+) -> optax.Schedule:
+    """Makes the schedule: peak * step / W below W = `warmup_steps`, then what `recipe.schedule` names.
+
+    With T = `total_steps`, `linear` and `polynomial` are peak * (1 - step / T) ** power. Their decay counts from step
+    0, so at W it is already below the peak (`optax.join_schedules` would start it at W); the reference's power is 1,
+    NVIDIA's for LAMB is 0.5. `cosine` is peak * (1 + cos(pi x)) / 2 at a share x of the steps from W to T. `wsd`
+    (warm-up, stable, decay; Hägele et al. 2024, arXiv:2405.18392) is the peak, and in the last steps
+    peak * (1 - sqrt(x)) or peak * (1 - x) at a share x of the decay.
+
+    The first update has a rate of 0 if there is a warm-up. Steps are counted from `start`, which is above 0 if a phase
+    restarts the schedule. The result is a pytree whose leaves are all of its numbers: a program that takes it as an
+    argument serves schedules of one name with any of them.
+
+    Args:
+      peak: the rate at the end of the warm-up.
+      warmup_steps: steps; below 1 a share of `total_steps`.
+      total_steps: steps of the schedule.
+      recipe: has its name, and its decay.
+      start: the step of the run that is step 0 of the schedule.
+    """
+    name = recipe.schedule if recipe.schedule != "wsd" else f"wsd, {recipe.decay_form}"
+    warmup, decay = (count_steps(steps, total_steps) for steps in (warmup_steps, recipe.decay_steps))
+    counts = (np.int32(count) for count in (warmup, decay, total_steps, start))
+    return jax.tree_util.Partial(_rate_of(name), np.float32(peak), np.float32(recipe.decay_power), *counts)
 
 
 @functools.cache  # `jax.jit` compares the functions of two schedules by identity
-def _rate_of_power(decay_power: float) -> Callable[..., jax.Array]:
-    return functools.partial(_learning_rate, decay_power)
+def _rate_of(name: str) -> Callable[..., jax.Array]:
+    return functools.partial(_learning_rate, name)
 
 
 def _learning_rate(
-    decay_power: float, peak: jax.Array, warmup_steps: jax.Array, total_steps: jax.Array, start: jax.Array,
-    step: jax.Array,
+    name: str, peak: jax.Array, power: jax.Array, warmup: jax.Array, decay: jax.Array, total: jax.Array,
+    start: jax.Array, step: jax.Array,
 ) -> jax.Array:  # fmt: skip
     step = jnp.asarray(step - start)
-    left = (total_steps - jnp.minimum(step, total_steps)) / total_steps  # a ratio of integers: fp32 rounds it once
-    decayed = peak * (left if decay_power == 1.0 else left**decay_power)
-    return jnp.where(step < warmup_steps, peak * step / jnp.maximum(1, warmup_steps), decayed)
+    done = jnp.minimum(step, total)
+    left = (total - done) / total  # a ratio of integers: fp32 rounds it once
+
+    def decayed() -> jax.Array:
+        return jnp.maximum(0, decay - (total - done)) / decay
+
+    shares: dict[str, Callable[[], jax.Array]] = {
+        "linear": lambda: left,
+        "polynomial": lambda: left**power,
+        "cosine": lambda: (1 + jnp.cos(jnp.pi * ((done - warmup) / (total - warmup)))) / 2,
+        "constant": lambda: jnp.float32(1),
+        "wsd, 1-sqrt": lambda: 1 - jnp.sqrt(decayed()),
+        "wsd, linear": lambda: 1 - decayed(),
+    }
+    return jnp.where(step < warmup, peak * step / jnp.maximum(1, warmup), peak * shares[name]())

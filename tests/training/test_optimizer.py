@@ -6,6 +6,7 @@ import pytest
 from support.models import initialize
 
 from bert_jax.config import load_config
+from bert_jax.config_keys import OptimizerKeys
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.layers import ParameterInfo
 from bert_jax.model.task_heads import BertForTask, TaskHead
@@ -33,8 +34,9 @@ def reference_learning_rate(step: int, peak: float, warmup: int, total: int, pow
     [(1e-4, 10_000, 1_000_000, 1.0), (6e-3, 2_000, 7_038, 0.5), (4e-3, 200, 1_563, 0.5)],
 )
 def test_schedule_is_the_references(peak, warmup, total, power):
-    schedule = learning_rate_schedule(peak, warmup, total, decay_power=power)
-    shifted = learning_rate_schedule(peak, warmup, total, decay_power=power, start=123)
+    recipe = OptimizerKeys(schedule="linear" if power == 1 else "polynomial", decay_power=power)
+    schedule = learning_rate_schedule(peak, warmup, total, recipe)
+    shifted = learning_rate_schedule(peak, warmup, total, recipe, start=123)
     for step in (0, 1, warmup - 1, warmup, warmup + 1, total // 2, total - 1, total, total + 7):
         expected = reference_learning_rate(step, peak, warmup, total, power)
         assert abs(float(schedule(jnp.asarray(step))) - expected) < 1e-9, step
@@ -46,6 +48,32 @@ def test_schedule_steps_down_at_the_end_of_the_warm_up():
     assert float(schedule(9_999)) == pytest.approx(9.999e-5, rel=1e-6)
     assert float(schedule(10_000)) == pytest.approx(9.9e-5, rel=1e-6)
     assert float(learning_rate_schedule(1e-4, 0, 10)(0)) == pytest.approx(1e-4)
+
+
+WARM_UP = {0: 0.0, 1: 0.25, 3: 0.75}  # of 4 steps, as shares of the peak
+
+
+@pytest.mark.parametrize(
+    ("keys", "warmup", "expected"),
+    [
+        ({"schedule": "linear"}, 4, {**WARM_UP, 4: 16 / 20, 5: 15 / 20, 19: 1 / 20, 20: 0, 25: 0}),
+        ({"schedule": "polynomial", "decay_power": 2.0}, 4, {**WARM_UP, 4: 0.64, 5: 0.5625, 19: 0.0025, 20: 0, 25: 0}),
+        ({"schedule": "constant"}, 4, {**WARM_UP, 4: 1, 5: 1, 19: 1, 20: 1, 25: 1}),
+        # cos(pi / 4) is sqrt(1/2): x = 1/4, 1/2 and 3/4 of the 16 steps after the warm-up
+        ({"schedule": "cosine"}, 4, {**WARM_UP, 4: 1, 8: (1 + 0.5**0.5) / 2, 12: 0.5, 16: (1 - 0.5**0.5) / 2, 20: 0}),
+        ({"schedule": "wsd", "decay_steps": 4}, 4,
+         {**WARM_UP, 4: 1, 5: 1, 15: 1, 16: 1, 17: 0.5, 18: 1 - 0.5**0.5, 19: 1 - 0.75**0.5, 20: 0, 25: 0}),
+        ({"schedule": "wsd", "decay_steps": 4, "decay_form": "linear"}, 4,
+         {**WARM_UP, 4: 1, 15: 1, 16: 1, 17: 0.75, 18: 0.5, 19: 0.25, 20: 0, 25: 0}),
+        ({"schedule": "wsd", "decay_steps": 0.21}, 0.24, {**WARM_UP, 4: 1, 16: 1, 17: 0.5, 20: 0}),  # 4.2 and 4.8 steps
+        ({"schedule": "wsd", "decay_steps": 20}, 0, {0: 1, 5: 0.5, 20: 0}),  # a decay alone
+    ],
+)  # fmt: skip
+def test_rates_at_the_boundaries_of_each_schedule(keys, warmup, expected):
+    for start in (0, 100):
+        schedule = learning_rate_schedule(2.0, warmup, 20, OptimizerKeys(**keys), start=start)
+        found = {step: float(jax.jit(lambda step, s: s(step))(jnp.int32(start + step), schedule)) for step in expected}
+        assert found == pytest.approx({step: 2 * share for step, share in expected.items()}, rel=1e-6, abs=1e-7)
 
 
 class NumpyOptimizer:

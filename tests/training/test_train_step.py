@@ -16,7 +16,7 @@ from support import batches
 
 from bert_jax.ahead_of_time.hlo import read_collectives
 from bert_jax.config import load_config
-from bert_jax.config_keys import MeshKeys
+from bert_jax.config_keys import MeshKeys, OptimizerKeys
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.parallel.mesh import check_divisibility, make_mesh, put_batch, put_everywhere
@@ -121,11 +121,11 @@ def test_step_with_dropout_is_the_same_on_every_mesh(sizes, one_device):
 
 
 def test_seed_and_schedule_do_not_recompile():
-    def program(seed: int, rate: float, warmup: int = 2, total: int = 100, power: float = 1.0) -> str:
+    def program(seed: int, rate: float, warmup: int = 2, total: int = 100, **keys: object) -> str:
         mesh = make_mesh(MeshKeys(data=1, fsdp=1, tensor=1), jax.devices()[:1])
         optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(CONFIG)[2])
         spec = describe_state(mesh, CONFIG, optimizer, seed=seed)
-        schedule = learning_rate_schedule(rate, warmup, total, decay_power=power)
+        schedule = learning_rate_schedule(rate, warmup, total, OptimizerKeys(**keys))
         step = make_train_step(mesh, spec, optimizer, schedule, objectives.pretraining(nsp=True), seed=seed)
         batch = jax.eval_shape(lambda: {name: jnp.asarray(entry)[None] for name, entry in make_batch(0).items()})
         with jax.set_mesh(mesh):
@@ -134,7 +134,10 @@ def test_seed_and_schedule_do_not_recompile():
     first = program(0, 1e-3)
     assert first == program(7, 2e-5)
     assert first == program(0, 1e-3, warmup=3, total=101)
-    assert first != program(0, 1e-3, power=0.5)
+    polynomial = program(0, 1e-3, schedule="polynomial", decay_power=0.5)
+    assert polynomial == program(0, 1e-3, total=90, schedule="polynomial", decay_power=2.0) != first
+    stable = program(0, 1e-3, schedule="wsd", decay_steps=5)
+    assert stable == program(0, 1e-3, schedule="wsd", decay_steps=0.3) != program(0, 1e-3, schedule="constant")
 
 
 def test_runs_that_differ_in_seed_alone_initialize_by_one_program():
