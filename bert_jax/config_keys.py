@@ -42,7 +42,9 @@ class ModelKeys(Section):
 class OptimizerKeys(Section):
     """Optimizer and learning rate."""
 
-    name: Literal["adamw", "lamb"] = "adamw"  # adamw, or lamb for batches of ten thousands.
+    # adamw; lamb, for batches of ten thousands; stable_adamw, which limits the update of each tensor; muon, which
+    # orthogonalizes the updates of the encoder's weights, with a momentum of 0.95, and has AdamW for all the rest.
+    name: Literal["adamw", "lamb", "stable_adamw", "muon"] = "adamw"
     learning_rate: NotNegativeNumber = 1e-4  # Peak, at the end of the warm-up.
     # After the warm-up. linear and polynomial: peak * (1 - step / total_steps) ** p, with p = 1 in linear, so that they
     # start below the peak. cosine: half a cosine from the peak to 0. constant: the peak. wsd: the peak, then a decay to
@@ -59,7 +61,7 @@ class OptimizerKeys(Section):
     grad_clip_norm: NotNegativeNumber = 1.0  # Global norm; 0: no clipping.
     # The reference's AdamW has no bias correction: its updates are up to 6.5 times those of torch's, 3 times after 100
     # steps and 1.3 times after 1,000. In a short run 2e-5 without it scores as 1e-4 with it: True needs higher rates.
-    # LAMB's recipes have it.
+    # LAMB's and Muon's recipes have it, and stable_adamw always.
     bias_correction: bool = False
 
 

@@ -50,40 +50,91 @@ def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
-def scale_by_adam(b1: float, b2: float, eps: float, *, bias_correction: bool) -> optax.GradientTransformationExtraArgs:
+_TENSOR_AXES = ("layers", "qkv")  # axes that stack separate tensors of the paper
+
+
+def _own_axes(info: ParameterInfo) -> tuple[int, ...]:
+    """Returns the axes of one of the paper's tensors in a parameter that may stack several."""
+    return tuple(i for i, name in enumerate(info.logical_axes) if name not in _TENSOR_AXES)
+
+
+def scale_by_adam(
+    b1: float, b2: float, eps: float, *, bias_correction: bool, matrices: Parameters
+) -> optax.GradientTransformationExtraArgs:
     """Computes Adam's direction with the reference's eps, outside the root, and optional bias correction.
 
-    Where the argument `is_finite` of the update is False, the state stays as it is.
+    Where the argument `is_finite` of the update is False, the state stays as it is. `matrices` is a tree like the
+    parameters: the `ParameterInfo` of those that Muon updates, which have no second moment, and False for the others.
     """
 
     def init(parameters: Parameters) -> AdamState:
-        def zeros() -> Parameters:
-            result: Parameters = jax.tree.map(jnp.zeros_like, parameters)
-            return result
-
-        return AdamState(jnp.zeros((), jnp.int32), zeros(), zeros())
+        nu = jax.tree.map(lambda p, matrix: jnp.zeros(() if matrix else p.shape, p.dtype), parameters, matrices)
+        return AdamState(jnp.zeros((), jnp.int32), jax.tree.map(jnp.zeros_like, parameters), nu)
 
     def update(
         gradients: Parameters, state: AdamState, parameters: Any = None, *, is_finite: jax.Array | bool = True, **_: Any
     ) -> tuple[Parameters, AdamState]:
         # Selected here, and not after the direction is made of them, so that XLA writes each moment once.
+        def moment(old: jax.Array, new: jax.Array, decay: float) -> jax.Array:
+            return jnp.where(is_finite, decay * old + (1 - decay) * new, old)
+
+        def first(m: jax.Array, g: jax.Array, matrix: Any) -> jax.Array:
+            return moment(m, g, MUON_MOMENTUM if matrix else b1)
+
+        def second(v: jax.Array, g: jax.Array, matrix: Any) -> jax.Array:
+            return v if matrix else moment(v, jnp.square(g), b2)
+
+        def direct(m: jax.Array, v: jax.Array, g: jax.Array, matrix: Any) -> jax.Array:
+            if matrix:
+                return orthogonalize(MUON_MOMENTUM * m + (1 - MUON_MOMENTUM) * g, matrix)
+            return (m / correct_m) / (jnp.sqrt(v / correct_v) + eps)
+
         updates = state.updates + jnp.asarray(is_finite, jnp.int32)
-        mu = jax.tree.map(lambda m, g: jnp.where(is_finite, b1 * m + (1 - b1) * g, m), state.mu, gradients)
-        nu = jax.tree.map(lambda v, g: jnp.where(is_finite, b2 * v + (1 - b2) * jnp.square(g), v), state.nu, gradients)
+        mu = jax.tree.map(first, state.mu, gradients, matrices)
+        nu = jax.tree.map(second, state.nu, gradients, matrices)
         correct_m, correct_v = (1 - b1**updates, 1 - b2**updates) if bias_correction else (1.0, 1.0)
-        direction = jax.tree.map(lambda m, v: (m / correct_m) / (jnp.sqrt(v / correct_v) + eps), mu, nu)
-        return direction, AdamState(updates, mu, nu)
+        return jax.tree.map(direct, mu, nu, gradients, matrices), AdamState(updates, mu, nu)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+MUON_MOMENTUM = 0.95
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+
+
+def is_matrix(info: ParameterInfo) -> bool:
+    """Returns whether Muon updates a parameter: the weights of the encoder's layers."""
+    return info.weight_decay and "layers" in info.logical_axes
+
+
+@jax.named_scope("orthogonalize")
+def orthogonalize(x: jax.Array, info: ParameterInfo) -> jax.Array:
+    """Returns Muon's update of matrices: nearly their orthogonal factors, times 0.2 sqrt(max(rows, columns)).
+
+    Five steps of Newton-Schulz with the quintic of Jordan et al. 2024 (kellerjordan.github.io/posts/muon) bring the
+    singular values near 1. The factor, of Liu et al. 2025 (arXiv:2502.16982), gives the elements the root mean square
+    of AdamW's updates. The rows of a matrix are the axis `embed`, its columns all others but those that stack matrices.
+    Products are in fp32, with the device's default precision: on TPUs their operands are rounded to bfloat16.
+    """
+    rows = info.logical_axes.index("embed")
+    columns = [axis for axis in _own_axes(info) if axis != rows]
+    stacked = [axis for axis in range(x.ndim) if axis not in (rows, *columns)]
+    order = (*stacked, rows, *columns)
+    moved = x.transpose(order)
+    y = moved.reshape(*moved.shape[: len(stacked) + 1], -1)
+    y /= jnp.maximum(jnp.linalg.norm(y, axis=(-2, -1), keepdims=True), 1e-7)
+    a, b, c = _NEWTON_SCHULZ
+    for _ in range(5):
+        gram = y @ jnp.matrix_transpose(y)
+        y = a * y + (b * gram + c * gram @ gram) @ y
+    result: jax.Array = 0.2 * max(y.shape[-2:]) ** 0.5 * y.reshape(moved.shape).transpose(np.argsort(order))
+    return result
 
 
 def decay_mask(info: Parameters) -> Parameters:
     """Marks the parameters that decay with True, by their `ParameterInfo`."""
     result: Parameters = jax.tree.map(lambda one: one.weight_decay, info)
     return result
-
-
-_TENSOR_AXES = ("layers", "qkv")  # axes that stack separate tensors of the paper
 
 
 def scale_by_trust_ratio(info: Parameters) -> optax.GradientTransformation:
@@ -95,8 +146,7 @@ def scale_by_trust_ratio(info: Parameters) -> optax.GradientTransformation:
     def scaled(u: jax.Array, p: jax.Array, info: ParameterInfo) -> jax.Array:
         if not info.weight_decay:
             return u
-        within = tuple(i for i, name in enumerate(info.logical_axes) if name not in _TENSOR_AXES)
-        norm_p, norm_u = (jnp.sqrt(jnp.sum(jnp.square(x), axis=within, keepdims=True)) for x in (p, u))
+        norm_p, norm_u = (jnp.sqrt(jnp.sum(jnp.square(x), axis=_own_axes(info), keepdims=True)) for x in (p, u))
         is_defined = (norm_p > 0) & (norm_u > 0)
         return u * jnp.where(is_defined, norm_p / jnp.where(is_defined, norm_u, 1.0), 1.0)
 
@@ -104,6 +154,31 @@ def scale_by_trust_ratio(info: Parameters) -> optax.GradientTransformation:
         return jax.tree.map(scaled, updates, parameters, info), state
 
     return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+
+
+def clip_updates(
+    optimizer: optax.GradientTransformationExtraArgs, clip: optax.GradientTransformationExtraArgs, info: Parameters,
+    b2: float, eps: float,
+) -> optax.GradientTransformationExtraArgs:  # fmt: skip
+    """Divides each tensor's direction, weight decay included, by max(1, RMS), which makes StableAdamW of AdamW.
+
+    RMS is the root of the mean of g^2 / max(v, eps^2) over the tensor, with the clipped gradient g and the corrected
+    second moment v after it (Wortsman et al. 2023, arXiv:2304.13013, algorithm 2). The word embeddings' padding counts
+    in the mean. `optimizer` is a chain whose second link is that of `scale_by_adam`.
+    """
+
+    def update(gradients: Parameters, state: Any, parameters: Any = None, **known: Any) -> tuple[Parameters, Any]:
+        direction, updated = optimizer.update(gradients, state, parameters, **known)
+        clipped, _ = clip.update(gradients, state[0], **known)
+        correct_v = 1 - b2 ** updated[1].updates
+
+        def divide(d: jax.Array, g: jax.Array, v: jax.Array, info: ParameterInfo) -> jax.Array:
+            ratio = jnp.square(g) / jnp.maximum(v / correct_v, eps**2)
+            return d / jnp.maximum(1, jnp.sqrt(ratio.mean(axis=_own_axes(info), keepdims=True)))
+
+        return jax.tree.map(divide, direction, clipped, updated[1].nu, info), updated
+
+    return optax.GradientTransformationExtraArgs(optimizer.init, update)
 
 
 def leave_untrained(
@@ -136,13 +211,20 @@ def make_optimizer(config: OptimizerKeys, info: Parameters) -> optax.GradientTra
     Its update takes the global norm of the gradients as `grad_norm`. `config` is the `optimizer` section. `info` has
     the `ParameterInfo` of each parameter, in a tree like the parameters; see `abstract_parameters`.
     """
-    # Always four links: AdamW and LAMB have one structure of their state, and a run may change between them.
-    return optax.chain(
-        clip_by_norm(config.grad_clip_norm) if config.grad_clip_norm else optax.identity(),
-        scale_by_adam(config.b1, config.b2, config.eps, bias_correction=config.bias_correction),
+    # Always four links: AdamW, LAMB and StableAdamW have one structure of their state, and a run may change between
+    # them. The arrays of Muon's state have other shapes: `claim_workdir` refuses a change from or to it.
+    is_stable = config.name == "stable_adamw"
+    matrices = jax.tree.map(lambda one: one if config.name == "muon" and is_matrix(one) else False, info)
+    clip = clip_by_norm(config.grad_clip_norm) if config.grad_clip_norm else optax.identity()
+    optimizer = optax.chain(
+        clip,
+        scale_by_adam(
+            config.b1, config.b2, config.eps, bias_correction=config.bias_correction or is_stable, matrices=matrices
+        ),
         optax.add_decayed_weights(config.weight_decay, mask=decay_mask(info)),
         scale_by_trust_ratio(info) if config.name == "lamb" else optax.identity(),
     )
+    return clip_updates(optimizer, clip, info, config.b2, config.eps) if is_stable else optimizer
 
 
 _DEFAULTS = OptimizerKeys()

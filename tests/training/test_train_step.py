@@ -148,17 +148,27 @@ def test_runs_that_differ_in_seed_alone_initialize_by_one_program():
     assert first == second
 
 
-@pytest.mark.long
-def test_lamb_is_invariant_to_mesh_and_layer_scan():
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        pytest.param("lamb", {"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.long),
+        pytest.param("stable_adamw", {"data": 8, "zero1": True}, marks=pytest.mark.long),
+        ("stable_adamw", {"data": 2, "fsdp": 2, "tensor": 2}),
+        ("muon", {"data": 8, "zero1": True}),
+        ("muon", {"data": 2, "fsdp": 2, "tensor": 2}),
+        pytest.param("muon", {"data": 2, "fsdp": 2, "tensor": 2, "zero1": True}, marks=pytest.mark.long),
+    ],
+)
+def test_optimizer_of_whole_tensors_is_invariant_to_mesh_and_layer_scan(name: str, sizes: dict):
     def trained(scan_layers, **sizes):
-        run = Run(WITHOUT_DROPOUT, name="lamb", bias_correction=True, scan_layers=scan_layers, **sizes)
+        run = Run(WITHOUT_DROPOUT, name=name, bias_correction=True, scan_layers=scan_layers, **sizes)
         for step in range(3):
             run(make_batch(step))
         return run.parameters()
 
     expected = trained(True)
     assert_close(trained(False), expected, rtol=1e-6, atol=1e-6)
-    assert_close(trained(True, data=2, fsdp=2, tensor=2), expected, rtol=1e-5, atol=2e-5)
+    assert_close(trained(True, **sizes), expected, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.long
@@ -262,11 +272,15 @@ def test_nonfinite_step_is_skipped_and_counted():
         pytest.param(
             optax.chain(optax.scale_by_adam(), optax.scale_by_trust_ratio()), id="lamb", marks=pytest.mark.long
         ),
+        "stable_adamw",
+        "muon",
     ],
 )  # fmt: skip
 def test_step_that_is_not_finite_changes_nothing_but_its_counters_for_any_optimizer(optimizer):
     """A run with such a batch in the middle equals the run in which its update is left out, to the bit."""
     mesh = make_mesh(MeshKeys(data=1, fsdp=1, tensor=1), jax.devices()[:1])
+    if isinstance(optimizer, str):
+        optimizer = make_optimizer(OptimizerKeys(name=optimizer), abstract_parameters(CONFIG)[2])
     spec = describe_state(mesh, dataclasses.replace(CONFIG, num_hidden_layers=1), optimizer, seed=0)
     schedule = learning_rate_schedule(1e-3, 0, 10)
     step = make_train_step(mesh, spec, optimizer, schedule, objectives.pretraining(nsp=True), seed=0)
