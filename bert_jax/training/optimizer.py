@@ -13,6 +13,7 @@ tensors are those of the paper: one per layer, with query, key and value separat
 """
 
 import functools
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 
 from bert_jax.config_keys import OptimizerKeys
 from bert_jax.errors import InputError
@@ -107,6 +109,15 @@ def is_matrix(info: ParameterInfo) -> bool:
     return info.weight_decay and "layers" in info.logical_axes
 
 
+def _newton_schulz(y: jax.Array) -> jax.Array:
+    y /= jnp.maximum(jnp.linalg.norm(y, axis=(-2, -1), keepdims=True), 1e-7)
+    a, b, c = _NEWTON_SCHULZ
+    for _ in range(5):
+        gram = y @ jnp.matrix_transpose(y)
+        y = a * y + (b * gram + c * gram @ gram) @ y
+    return y
+
+
 @jax.named_scope("orthogonalize")
 def orthogonalize(x: jax.Array, info: ParameterInfo) -> jax.Array:
     """Returns Muon's update of matrices: nearly their orthogonal factors, times 0.2 sqrt(max(rows, columns)).
@@ -121,12 +132,13 @@ def orthogonalize(x: jax.Array, info: ParameterInfo) -> jax.Array:
     stacked = [axis for axis in range(x.ndim) if axis not in (rows, *columns)]
     order = (*stacked, rows, *columns)
     moved = x.transpose(order)
-    y = moved.reshape(*moved.shape[: len(stacked) + 1], -1)
-    y /= jnp.maximum(jnp.linalg.norm(y, axis=(-2, -1), keepdims=True), 1e-7)
-    a, b, c = _NEWTON_SCHULZ
-    for _ in range(5):
-        gram = y @ jnp.matrix_transpose(y)
-        y = a * y + (b * gram + c * gram @ gram) @ y
+    y = moved.reshape(math.prod(moved.shape[: len(stacked)]), x.shape[rows], -1)
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.axis_names:
+        spec = PartitionSpec("data" if len(y) % mesh.shape["data"] == 0 else None)
+        y = jax.shard_map(_newton_schulz, in_specs=spec, out_specs=spec)(y)
+    else:
+        y = _newton_schulz(y)
     result: jax.Array = 0.2 * max(y.shape[-2:]) ** 0.5 * y.reshape(moved.shape).transpose(np.argsort(order))
     return result
 
