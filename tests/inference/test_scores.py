@@ -75,7 +75,7 @@ def test_scores_do_not_depend_on_the_batch(bert: bert_jax.PreTrained):
 
 
 def test_the_command_writes_the_scores_of_a_file(torch_model, bert: bert_jax.PreTrained, tmp_path: Path):
-    texts = [*TEXTS, "the ship " * 40]
+    texts = [*TEXTS, "ship " * 62, "ship " * 63]  # the model reads 64 tokens, [CLS] and [SEP] included
     (tmp_path / "lines.txt").write_text("\n".join(texts) + "\n")
     output = tmp_path / "scores.jsonl"
     result = bert_jax.score(torch_model[0], tmp_path / "lines.txt", output, batch_size=8)
@@ -83,10 +83,10 @@ def test_the_command_writes_the_scores_of_a_file(torch_model, bert: bert_jax.Pre
     expected = bert.score([text.strip() for text in texts])
     for row, score in zip(rows, expected, strict=True):
         assert row == {**vars(score), "score": pytest.approx(score.score, rel=1e-5)}
-    assert (rows[-1]["tokens"], rows[-1]["truncated"]) == (62, True)
+    assert [(row["tokens"], row["truncated"]) for row in rows[-2:]] == [(62, False), (62, True)]
     tokens = sum(row["tokens"] for row in rows)
     assert dict(result) == {
-        "output": str(output), "lines": 6, "tokens": tokens, "truncated_lines": 1,
+        "output": str(output), "lines": 7, "tokens": tokens, "truncated_lines": 1,
         "pseudo_perplexity": pytest.approx(math.exp(-sum(row["score"] for row in rows) / tokens)),
     }  # fmt: skip
 
