@@ -21,6 +21,9 @@ NotNegativeNumber = Annotated[float, Must("a number of 0 or more", lambda x: 0 <
 PositiveNumber = Annotated[float, Must("above 0", lambda x: 0 < x < math.inf)]
 Share = Annotated[float, Must("in [0, 1]", lambda x: 0 <= x <= 1)]
 ShareBelow1 = Annotated[float, Must("in [0, 1)", lambda x: 0 <= x < 1)]
+StepsOrShare = Annotated[
+    float | int, Must("steps, or a share below 1", lambda x: 0 <= x < 2**31 and (x < 1 or x == int(x)))
+]
 Steps = Annotated[int, Must("in [1, 2**31)", lambda x: 1 <= x < 2**31)]
 Seed = Annotated[int, Must("in [0, 2**31)", lambda x: 0 <= x < 2**31)]
 BatchSize = Annotated[int, Must("at least 1", lambda x: x >= 1), Must(f"at most {1 << 20}", lambda x: x <= 1 << 20)]
@@ -39,10 +42,18 @@ class ModelKeys(Section):
 class OptimizerKeys(Section):
     """Optimizer and learning rate."""
 
-    name: Literal["adamw", "lamb"] = "adamw"  # adamw, or lamb for batches of ten thousands.
+    # adamw; lamb, for batches of ten thousands; stable_adamw, which limits the update of each tensor; muon, which
+    # orthogonalizes the updates of the encoder's weights, with a momentum of 0.95, and has AdamW for all the rest.
+    name: Literal["adamw", "lamb", "stable_adamw", "muon"] = "adamw"
     learning_rate: NotNegativeNumber = 1e-4  # Peak, at the end of the warm-up.
-    # After the warm-up, the rate is peak * (1 - step / total_steps) ** decay_power.
-    decay_power: PositiveNumber = 1.0
+    # After the warm-up. linear and polynomial: peak * (1 - step / total_steps) ** p, with p = 1 in linear, so that they
+    # start below the peak. cosine: half a cosine from the peak to 0. constant: the peak. wsd: the peak, then a decay to
+    # 0 in the last decay_steps. A key that a schedule does not read is refused.
+    schedule: Literal["linear", "polynomial", "constant", "wsd", "cosine"] = "linear"
+    decay_power: PositiveNumber = 1.0  # polynomial: p.
+    decay_steps: StepsOrShare = 0.2  # wsd: steps; below 1 a share of the schedule's steps, rounded down.
+    # wsd: after a share x of the decay, the rate is peak * (1 - sqrt(x)), or with linear peak * (1 - x).
+    decay_form: Literal["1-sqrt", "linear"] = "1-sqrt"
     weight_decay: NotNegativeNumber = 0.01  # Biases and LayerNorms have none.
     b1: ShareBelow1 = 0.9  # Decay of the mean of the gradients, per step.
     b2: ShareBelow1 = 0.999  # Decay of the mean of their squares, per step.
@@ -50,7 +61,7 @@ class OptimizerKeys(Section):
     grad_clip_norm: NotNegativeNumber = 1.0  # Global norm; 0: no clipping.
     # The reference's AdamW has no bias correction: its updates are up to 6.5 times those of torch's, 3 times after 100
     # steps and 1.3 times after 1,000. In a short run 2e-5 without it scores as 1e-4 with it: True needs higher rates.
-    # LAMB's recipes have it.
+    # LAMB's and Muon's recipes have it, and stable_adamw always.
     bias_correction: bool = False
 
 
@@ -194,7 +205,8 @@ class PretrainDataKeys(DataKeys):
 class PretrainOptimizerKeys(OptimizerKeys):
     """Optimizer and learning rate."""
 
-    warmup_steps: NotNegative = 10_000  # Steps, linear from 0.
+    # Steps, linear from 0; below 1 a share of the schedule's steps, rounded down.
+    warmup_steps: StepsOrShare = 10_000
     restart_schedule: bool = False  # True: every phase has a warm-up and a decay of its own.
 
 

@@ -68,6 +68,7 @@ def get_config(recipe: str = "") -> ConfigDict:
 def _lamb(config: ConfigDict) -> None:
     config.optimizer.name = "lamb"
     config.optimizer.bias_correction = True
+    config.optimizer.schedule = "polynomial"
     config.optimizer.decay_power = 0.5
     config.optimizer.restart_schedule = True
     config.total_steps = 7_038 + 1_563

@@ -140,6 +140,8 @@ def test_json_is_the_only_output(journey: Path, tmp_path: Path, capsys: pytest.C
     features = ["features", "--checkpoint", run, "--input", tmp_path / "lines.txt", "--output", tmp_path / "f.jsonl"]
     features.append("--layers=-1")
     assert results(features, capsys)["lines"] == 1
+    score = ["score", "--checkpoint", run, "--input", tmp_path / "lines.txt", "--output", tmp_path / "s.jsonl"]
+    assert results([*score, "--masking", "within_word_l2r"], capsys)["tokens"] == 3
     exported = results(["export", "--checkpoint", run, "--output", tmp_path / "hf"], capsys)
     assert exported["architecture"] == "BertForPreTraining"
     imported = results(["import", "--source", tmp_path / "hf", "--output", tmp_path / "imported"], capsys)

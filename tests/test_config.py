@@ -87,9 +87,9 @@ def test_a_size_is_a_config_by_its_name():
 def test_the_defaults_are_the_papers():
     config = load_config("default")
     assert to_dict(config.optimizer) == {
-        "name": "adamw", "learning_rate": 1e-4, "warmup_steps": 10_000, "decay_power": 1.0, "weight_decay": 0.01,
-        "b1": 0.9, "b2": 0.999, "eps": 1e-6, "grad_clip_norm": 1.0, "bias_correction": False,
-        "restart_schedule": False,
+        "name": "adamw", "learning_rate": 1e-4, "warmup_steps": 10_000, "schedule": "linear", "decay_power": 1.0,
+        "decay_steps": 0.2, "decay_form": "1-sqrt", "weight_decay": 0.01, "b1": 0.9, "b2": 0.999, "eps": 1e-6,
+        "grad_clip_norm": 1.0, "bias_correction": False, "restart_schedule": False,
     }  # fmt: skip
     assert (config.global_batch_size, config.total_steps, config.data.max_predictions) == (256, 1_000_000, -1)
     model, objective = config.model, config.objective
@@ -132,12 +132,8 @@ def test_the_lamb_recipe_is_nvidias():
     first, second = (plan.config.optimizer for plan in plan_phases(config))
     assert [plan.config.data.max_predictions for plan in plan_phases(config)] == [20, 76]
     for phase, peak, steps, share in ((first, 6e-3, 7_038, 0.2843), (second, 4e-3, 1_563, 0.128)):
-        assert (phase.name, phase.bias_correction, phase.decay_power, phase.restart_schedule) == (
-            "lamb",
-            True,
-            0.5,
-            True,
-        )
+        assert (phase.name, phase.bias_correction, phase.restart_schedule) == ("lamb", True, True)
+        assert (phase.schedule, phase.decay_power) == ("polynomial", 0.5)
         assert phase.learning_rate == peak
         assert phase.warmup_steps == pytest.approx(share * steps, abs=1)
 
@@ -164,6 +160,28 @@ def test_a_warmup_that_exceeds_the_run_is_refused():
     config = load_config("bert_tiny", [("total_steps", "40")])
     with pytest.raises(InputError, match=r"optimizer\.warmup_steps=500: .*total_steps=40.*optimizer\.warmup_steps=4\b"):
         check_config(config, config.total_steps)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"decay_power": 0.5}, r"optimizer\.decay_power=0\.5: .*schedule=linear.* optimizer\.schedule=polynomial"),
+        ({"schedule": "cosine", "decay_steps": 5}, r"optimizer\.decay_steps=5: .*schedule=cosine.* .*schedule=wsd"),
+        ({"schedule": "constant", "decay_form": "linear"}, r"optimizer\.decay_form=linear: .*optimizer\.schedule=wsd"),
+        ({"schedule": "wsd", "decay_steps": 31}, r"optimizer\.decay_steps=31: .*\b30 .*\b40 .*decay_steps=6$"),
+        ({"schedule": "wsd", "decay_steps": 0.01}, r"optimizer\.decay_steps=0\.01: 0 .*optimizer\.decay_steps=6$"),
+        ({"schedule": "wsd", "warmup_steps": 0.9}, r"optimizer\.decay_steps=0\.2: 8 .*\b4 .*optimizer\.decay_steps=1$"),
+        ({"schedule": "cosine", "warmup_steps": 40}, r"optimizer\.warmup_steps=40: .*total_steps=40\b"),
+        ({"warmup_steps": 1.5}, r"optimizer\.warmup_steps=1\.5: must be steps, or a share"),
+        ({"warmup_steps": -0.1}, r"optimizer\.warmup_steps=-0\.1: must be steps, or a share"),
+    ],
+)
+def test_keys_that_do_not_fit_the_schedule_are_refused(keys: dict, message: str):
+    overrides = {"total_steps": 40, "optimizer.warmup_steps": 10} | {f"optimizer.{k}": v for k, v in keys.items()}
+    with pytest.raises(InputError, match=message) as error:
+        check_config(load_config("default", overrides), 40)
+    if fix := re.search(r"; set (optimizer\.\w+)=([^\s,]+)", str(error.value)):
+        check_config(load_config("default", overrides | {fix[1]: fix[2]}), 40)
 
 
 @pytest.mark.parametrize("kind", config_listing.CONFIG_TYPES.values())

@@ -1,4 +1,4 @@
-"""Commands that use a checkpoint: evaluation, predictions, features, export and import."""
+"""Commands that use a checkpoint: evaluation, predictions, scores of texts, features, export and import."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -92,6 +92,34 @@ def fill_mask(text: Sequence[str], /, checkpoint: Checkpoint, *, top: int = 5) -
         for masks in found.values() for fillings in masks
     ]  # fmt: skip
     return Result({"texts": [{"text": one, "masks": masks} for one, masks in found.items()]}, "\n".join(lines))
+
+
+@command
+def score(
+    checkpoint: Checkpoint, input: File, output: File, *,
+    masking: Literal["token", "within_word_l2r"] = "token", batch_size: int = 32, bars: Bars = silent,
+) -> Result:  # fmt: skip
+    """Writes the pseudo-log-likelihood of each line of a text file, and prints the pseudo-perplexity of all.
+
+    Reads: a pre-trained checkpoint and a text file
+    Writes: FILE, one JSON object a line
+
+    Args:
+      checkpoint: a workdir, a checkpoints/STEP folder, or what import reads or writes
+      input: one text per line; also compressed
+      output: JSON lines with text, score in nats, tokens and truncated
+      masking: what is masked at once: a token, or a token and the later ones of its word
+      batch_size: masked copies of lines per batch
+
+    Examples:
+      bert-jax score --checkpoint=runs/base --input=lines.txt --output=scores.jsonl
+      bert-jax score --checkpoint=runs/base --input=lines.txt --output=words.jsonl --masking=within_word_l2r
+    """
+    from bert_jax.inference.pretrained import open_model_of
+    from bert_jax.inference.scores import score_lines
+
+    found = open_model_of(checkpoint)
+    return Result(score_lines(found, input, output, masking=masking, batch_size=batch_size, bars=bars))
 
 
 @command

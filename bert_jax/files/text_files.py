@@ -144,6 +144,19 @@ def decode_line(line: bytes, path: str, offset: int, utf8: Utf8) -> str:
         raise InputError(f"{locate(path, offset)}: {error}") from error
 
 
+def read_lines(path: str) -> list[str]:
+    """Returns the lines of a file of plain text, without the spaces around them. Raises InputError for other files."""
+    if not remote.is_remote(path) and os.path.exists(path) and not os.path.isfile(path):  # a pipe is read only once
+        raise InputError(f"input={path}: expected a regular file; save the input to a file")
+    if named_format(path):
+        raise InputError(f"input={path}: got a table or JSON lines, expected a file of plain text, one text a line")
+    text_format(path)  # refuses what is not text
+    lines = [decode_line(line, path, offset, Utf8()).strip() for offset, line in lines_from(path, 0, None)]
+    if not lines:
+        raise InputError(f"input={path}: the file is empty: expected at least one line")
+    return lines
+
+
 def file_bytes(path: str) -> int:
     """Returns the size of a file in bytes, as it is stored. Raises InputError if it cannot be read."""
     with read_errors(path):

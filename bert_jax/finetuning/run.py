@@ -40,7 +40,7 @@ from bert_jax.training.checkpoints import FOLDER, Checkpoint, newest_intact, ope
 from bert_jax.training.checks import check_attention, check_environment
 from bert_jax.training.initialization import initialize_from
 from bert_jax.training.loop import Evaluate, LogMetrics, Save, StepRange, Trace, run_steps
-from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
+from bert_jax.training.optimizer import check_schedule, learning_rate_schedule, make_optimizer
 from bert_jax.training.run import Run, begin_run, check_same_config
 from bert_jax.training.train_step import (
     StateSpec,
@@ -174,9 +174,8 @@ def plan_step(
 ) -> tuple[StateSpec, TrainStep]:
     """Returns the state's specification and the jitted training step, which compiles once per padded length."""
     recipe = config.optimizer
-    schedule = learning_rate_schedule(
-        recipe.learning_rate, int(recipe.warmup_proportion * total_steps), total_steps, decay_power=recipe.decay_power
-    )
+    check_schedule(recipe, recipe.warmup_proportion, total_steps)
+    schedule = learning_rate_schedule(recipe.learning_rate, recipe.warmup_proportion, total_steps, recipe)
     settings = build_settings(config, mesh, model, head)
     optimizer = make_optimizer(recipe, drop_parts(head.frozen, abstract_parameters(model, **settings)[2]))
     zero1 = shards_state(config.mesh.zero1, mesh.devices.flat[0].platform)

@@ -17,7 +17,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,7 +26,7 @@ import numpy as np
 from bert_jax.batch import Batch
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.files.text_files import Utf8, decode_line, lines_from, named_format, text_format
+from bert_jax.files.text_files import read_lines
 from bert_jax.finetuning.batches import EncodedExamples, Forward, check_segments, load_model
 from bert_jax.inference.pretrained import open_model_of
 from bert_jax.model import BertForPreTraining
@@ -88,7 +87,10 @@ def extract(
     if remote.exists(target):
         raise InputError(f"output={target}: already exists; choose another name or delete it")
     check_batch_size(batch_size)
-    texts = _read_texts(input)
+    texts: list[tuple[str, str | None]] = []
+    for text in read_lines(input):
+        first, bars_between, second = text.rpartition(" ||| ")
+        texts.append((first, second) if bars_between else (second, None))
     found = open_model_of(checkpoint)
     config, tokenizer = found.bert_config, found.tokenizer
     if layers is None:
@@ -126,21 +128,6 @@ def extract(
         "output": output, "lines": len(texts), "tokens": sum(len(line.input_ids) for line in sequences),
         "layers": layers, "seq_len": length, "truncated_lines": cut,
     }  # fmt: skip
-
-
-def _read_texts(path: str) -> list[tuple[str, str | None]]:
-    if not remote.is_remote(path) and Path(path).exists() and not Path(path).is_file():  # a pipe is read only once
-        raise InputError(f"input={path}: expected a regular file; save the input to a file")
-    if named_format(path):
-        raise InputError(f"input={path}: got a table or JSON lines, expected a file of plain text, one text a line")
-    text_format(path)  # refuses what is not text
-    texts: list[tuple[str, str | None]] = []
-    for offset, line in lines_from(path, 0, None):
-        first, bars, second = decode_line(line, path, offset, Utf8()).strip().rpartition(" ||| ")
-        texts.append((first, second) if bars else (second, None))
-    if not texts:
-        raise InputError(f"input={path}: the file is empty: expected at least one line")
-    return texts
 
 
 @functools.cache

@@ -14,8 +14,9 @@ from flax import nnx
 from bert_jax.batch import Batch, map_arrays
 from bert_jax.errors import InputError
 from bert_jax.files import remote
-from bert_jax.finetuning.batches import EncodedExamples, LoadedModel, check_segments, load_model
+from bert_jax.finetuning.batches import EncodedExamples, Forward, LoadedModel, check_segments, load_model
 from bert_jax.finetuning.fine_tuned import open_model, predict_texts
+from bert_jax.inference.scores import Masking, Score, check_masked_lm, score_texts, target_log_probabilities
 from bert_jax.interop.importing import holds_model, open_source
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import Parameters
@@ -123,7 +124,7 @@ class TextModel:
     tokenizer: Tokenizer
     config: BertConfig
     _running: LoadedModel = field(repr=False)
-    _by_pool: dict[tuple[str, int], LoadedModel] = field(default_factory=dict, repr=False, kw_only=True)
+    _by_forward: dict[tuple[Forward, int], LoadedModel] = field(default_factory=dict, repr=False, kw_only=True)
 
     def batch(self, text: Texts, pair: Pairs = None) -> Batch[jax.Array]:
         """Encodes one or several texts, each alone or followed by its `pair`, as the model's int32 input.
@@ -153,12 +154,13 @@ class TextModel:
         """
         sequences = self._sequences(text, pair, self.config.max_position_embeddings)
         longest = max(len(sequence.input_ids) for sequence in sequences)
+        states = self._runner(text_states(""), batch_size).outputs(EncodedExamples(sequences))
         hidden = np.zeros((len(sequences), longest, self.config.hidden_size), np.float32)
         input_ids = np.full((len(sequences), longest), self.tokenizer.pad_id, np.int32)
         mask = np.zeros((len(sequences), longest), bool)
-        for row, (sequence, states) in enumerate(zip(sequences, self._states("", sequences, batch_size), strict=True)):
+        for row, (sequence, found) in enumerate(zip(sequences, states, strict=True)):
             length = len(sequence.input_ids)
-            hidden[row, :length], input_ids[row, :length], mask[row, :length] = states, sequence.input_ids, True
+            hidden[row, :length], input_ids[row, :length], mask[row, :length] = found, sequence.input_ids, True
         return Encoded(hidden, mask, input_ids)
 
     def embed(self, text: Texts, pair: Pairs = None, *, pool: str = "mean", batch_size: int = 32) -> np.ndarray:
@@ -173,7 +175,18 @@ class TextModel:
         if pool == "cls" and self.config.is_decoder:
             raise InputError("pool=cls: the [CLS] of a left-to-right model attends to itself alone; use pool=mean")
         sequences = self._sequences(text, pair, self.config.max_position_embeddings)
-        return np.stack(self._states(pool, sequences, batch_size))
+        return np.stack(self._runner(text_states(pool), batch_size).outputs(EncodedExamples(sequences)))
+
+    def score(self, text: Texts, *, masking: Masking = "token", batch_size: int = 32) -> list[Score]:
+        """Returns the pseudo-log-likelihood of one or several texts, in nats; see `bert_jax/inference/scores.py`.
+
+        A text of n tokens takes n forward passes: each token is masked in turn, and with `masking` "within_word_l2r"
+        the later tokens of its word with it. A text of more tokens than the model supports is truncated. A special
+        token in a text is plain text. InputError if there is no text, or no mlm_head.
+        """
+        texts, _ = align_pairs(text, None)
+        check_masked_lm("score", getattr(self.model, "mlm_head", None) is not None, self.config)
+        return score_texts(self._runner(target_log_probabilities, batch_size), texts, masking)
 
     def fill_mask(self, text: str, top: int = 5) -> list[list[Filling]]:
         """Returns the `top` most probable fillings of each [MASK] in `text`: masks in order, best filling first.
@@ -186,10 +199,7 @@ class TextModel:
         mask = tokenizer.special_tokens[ROLES.index("mask")]
         if mask not in text:
             raise InputError(f"{mask} not found in {text!r}; write it in place of the word to predict")
-        if getattr(self.model, "mlm_head", None) is None:
-            raise InputError("fill-mask requires an mlm_head, which the checkpoint lacks; use a pre-trained checkpoint")
-        if self.config.is_decoder:
-            raise InputError("fill-mask does not support a left-to-right model, which cannot use the text after a mask")
+        check_masked_lm("fill-mask", getattr(self.model, "mlm_head", None) is not None, self.config)
         ids = np.asarray(self.batch(text)["input_ids"])[0].tolist()  # refuses a text that is too long
         positions = [position for position, token in enumerate(ids) if token == tokenizer.mask_id]
         if not 1 <= top <= tokenizer.vocab_size:
@@ -220,16 +230,16 @@ class TextModel:
         check_segments(self.config.type_vocab_size, sequences)
         return sequences
 
-    def _states(self, pool: str, sequences: Sequence[EncodedSequence], batch_size: int) -> list[np.ndarray]:
-        """Runs the encoder. It compiles one program per padded length and size of batches."""
+    def _runner(self, forward: Forward, batch_size: int) -> LoadedModel:
+        """Returns what runs `forward`. It compiles one program per padded length and size of batches."""
         check_batch_size(batch_size)
-        if (pool, batch_size) not in self._by_pool:
+        if (forward, batch_size) not in self._by_forward:
             predictor = dataclasses.replace(
-                self._running.predictor, forward=text_states(pool), batch_size=batch_size,
+                self._running.predictor, forward=forward, batch_size=batch_size,
                 max_seq_len=self.config.max_position_embeddings,
             )  # fmt: skip
-            self._by_pool[pool, batch_size] = dataclasses.replace(self._running, predictor=predictor)
-        return self._by_pool[pool, batch_size].outputs(EncodedExamples(sequences, None))
+            self._by_forward[forward, batch_size] = dataclasses.replace(self._running, predictor=predictor)
+        return self._by_forward[forward, batch_size]
 
 
 # --- Pre-trained and fine-tuned models --------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from bert_jax.model import BertConfig
 from bert_jax.model.attention import CUDNN_HEADS
 from bert_jax.sections import to_dict
 from bert_jax.tracking.trackers import check_wandb
+from bert_jax.training.optimizer import check_schedule, count_steps
 from bert_jax.training.train_step import compute_dtype
 
 
@@ -67,14 +68,15 @@ def check_config(config: PretrainConfig, steps: int) -> None:
             "objective.lm=ltr does not support objective.nsp=True: under a causal mask [CLS] sees only itself and "
             "cannot predict the next sentence; set objective.nsp=False"
         )
-    restarts, total, warmup = config.optimizer.restart_schedule, config.total_steps, config.optimizer.warmup_steps
-    within = steps if restarts else total
-    if warmup >= within:
+    recipe, total = config.optimizer, config.total_steps
+    within = steps if recipe.restart_schedule else total
+    if count_steps(recipe.warmup_steps, within) >= within:
         raise InputError(
-            f"optimizer.warmup_steps={warmup}: must be below "
-            f"{f'the {steps} steps of its phase' if restarts else f'total_steps={total}'}; otherwise the learning rate "
-            f"never reaches its peak; set optimizer.warmup_steps={within // 10}"
+            f"optimizer.warmup_steps={recipe.warmup_steps}: must be below "
+            f"{f'the {steps} steps of its phase' if recipe.restart_schedule else f'total_steps={total}'}; otherwise "
+            f"the learning rate never reaches its peak; set optimizer.warmup_steps={within // 10}"
         )
+    check_schedule(recipe, recipe.warmup_steps, within)
 
 
 def check_attention(

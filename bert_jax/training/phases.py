@@ -48,7 +48,8 @@ PHASE_KEYS = (
     "data.", "objective.", "global_batch_size", "gradient_accumulation", "max_rows_per_device", "attention", "remat",
     "scan_layers", "gradient_reduce_dtype", "log_every_steps", "eval_every_steps", "eval_batches",
     "model.hidden_dropout_prob", "model.attention_probs_dropout_prob", "optimizer.learning_rate",
-    "optimizer.warmup_steps", "optimizer.decay_power", "optimizer.weight_decay", "optimizer.grad_clip_norm",
+    "optimizer.warmup_steps", "optimizer.schedule", "optimizer.decay_", "optimizer.weight_decay",
+    "optimizer.grad_clip_norm",
 )  # fmt: skip
 
 
@@ -66,11 +67,7 @@ class Plan:
         if optimizer.restart_schedule:
             start, stop = self.start, self.stop
         return learning_rate_schedule(
-            optimizer.learning_rate,
-            optimizer.warmup_steps,
-            stop - start,
-            decay_power=optimizer.decay_power,
-            start=start,
+            optimizer.learning_rate, optimizer.warmup_steps, stop - start, optimizer, start=start
         )
 
 

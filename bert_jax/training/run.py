@@ -212,6 +212,12 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> Checkpoint | N
     if step > phases[-1].stop:
         raise InputError(f"workdir={folder}: is at step {step}, past total_steps={phases[-1].stop}; raise total_steps")
     plans = plan_phases(from_mapping(type(phases[0].config), before.config))
+    optimizers = plans[0].config.optimizer.name, phases[0].config.optimizer.name
+    if len({*optimizers}) > 1 and "muon" in optimizers:
+        raise InputError(
+            f"optimizer.name={optimizers[1]}: {folder} holds a run with {optimizers[0]}, and muon's state has other "
+            f"arrays than that of the others; set optimizer.name={optimizers[0]}, or init={folder} and another workdir"
+        )
     changed: dict[str, str] = {}
     for old, new, dataset_hash in zip(plans, phases, before.dataset_hashes, strict=False):
         if min(old.stop, step) != min(new.stop, step):

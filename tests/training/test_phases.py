@@ -1,5 +1,6 @@
 """Runs of several phases, and runs that start from another's parameters."""
 
+import functools
 import json
 import math
 import shutil
@@ -135,6 +136,49 @@ def test_the_schedule_is_one_or_restarts(short_dir: Path, dataset_dir: Path, pha
     )
     logged = [row["learning_rate"] for row in read_metrics(epath.Path(phased_run[0])) if "split" not in row]
     np.testing.assert_allclose(logged, [0, 5e-3, 5e-3, 2.5e-3, 0, 5e-3, 5e-3, 2.5e-3], rtol=1e-5)
+
+
+def test_a_stable_checkpoint_decays_to_zero_in_a_later_run(dataset_dir: Path, tmp_path: Path):
+    def run(folder: str, schedule: str, total_steps: int) -> list[float]:
+        keys = {"optimizer__schedule": schedule, "total_steps": total_steps, "eval_batches": 0}
+        if schedule == "wsd":
+            keys["optimizer__decay_steps"] = 4
+        pretrain(helpers.small_config(dataset_dir, **keys), str(tmp_path / folder))
+        return [row["learning_rate"] for row in read_metrics(epath.Path(tmp_path / folder)) if "split" not in row]
+
+    run("stable", "constant", 4)
+    rates = run("stable", "wsd", 8)
+    decayed = [1e-2 * (1 - (step / 4) ** 0.5) for step in range(4)]
+    np.testing.assert_allclose(rates, [0, 5e-3, 1e-2, 1e-2, *decayed], rtol=1e-5)
+    assert run("straight", "wsd", 8) == rates
+    ends = (open_checkpoint(str(tmp_path / folder)).load_parameters() for folder in ("stable", "straight"))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *ends)  # by two programs
+
+
+def test_a_phase_of_its_own_schedule_decays_from_the_peak(dataset_dir: Path):
+    for keys, power in (({"optimizer.schedule": "wsd", "optimizer.decay_steps": 4}, 0.5), ({}, 1)):
+        phases = {"steps": 4, "optimizer.schedule": "constant"}, {"steps": 4, "optimizer.warmup_steps": 0, **keys}
+        config = helpers.small_config(dataset_dir, phases=phases, optimizer__restart_schedule=True)
+        first, second = helpers.open_phases(config)
+        rates = [float((first if step < 4 else second).schedule()(step)) for step in range(9)]
+        expected = [0, 0.5, 1, 1, *(1 - (step / 4) ** power for step in range(5))]
+        np.testing.assert_allclose(rates, 1e-2 * np.array(expected), rtol=1e-6)
+
+
+def test_the_batch_ramps_up_over_phases_under_one_schedule(dataset_dir: Path, tmp_path: Path):
+    phases = ({"steps": 2, "global_batch_size": 8}, {"steps": 2}, {"steps": -1, "global_batch_size": 32})
+    config = helpers.small_config(dataset_dir, phases=phases, total_steps=6, eval_batches=0)
+    pretrain(config, str(tmp_path))
+    rows = [row for row in read_metrics(epath.Path(tmp_path)) if "split" not in row]
+    assert [row["examples_seen"] for row in rows] == [8, 16, 32, 48, 80, 112]
+    rates = [row["learning_rate"] / 1e-2 for row in rows]
+    np.testing.assert_allclose(rates, [0, 1 / 2, 4 / 6, 3 / 6, 2 / 6, 1 / 6], rtol=1e-5)
+    # the sequences of the ramp are those of batches of one size, in order
+    ramp = [phase.train_loader.batch(phase.start + i, np.arange(phase.config.global_batch_size))["input_ids"]
+            for phase in helpers.open_phases(config) for i in range(2)]  # fmt: skip
+    (whole,) = helpers.open_phases(helpers.small_config(dataset_dir, total_steps=7, optimizer__warmup_steps=1))
+    straight = [whole.train_loader.batch(step, np.arange(16))["input_ids"] for step in range(7)]
+    np.testing.assert_array_equal(np.concatenate(ramp), np.concatenate(straight))
 
 
 def test_phase_continues_reading_where_previous_phase_stopped(dataset_dir: Path, short_dir: Path):

@@ -179,6 +179,27 @@ def test_gradient_accumulation_is_inferred_and_may_change_on_resume(dataset_dir:
     assert '"gradient_accumulation": -1' in (cut / "config.json").read_text()
 
 
+@pytest.mark.parametrize(
+    ("name", "other"), [("muon", "adamw"), pytest.param("stable_adamw", "muon", marks=pytest.mark.long)]
+)
+def test_a_run_resumes_with_its_optimizer_and_not_from_other_moments(
+    name: str, other: str, dataset_dir: Path, tmp_path: Path
+):
+    def run(folder: str, steps: int, optimizer: str = name) -> list[np.ndarray]:
+        keys = {"total_steps": steps, "optimizer__name": optimizer, "eval_batches": 0, "mesh__zero1": True}
+        pretrain(helpers.small_config(dataset_dir, optimizer__schedule="constant", **keys), str(tmp_path / folder))
+        return helpers.leaves(open_checkpoint(str(tmp_path / folder)).load_parameters())
+
+    run("resumed", 4)
+    message = rf"optimizer\.name={other}: .*resumed .*set optimizer\.name={name}, .*init="
+    with pytest.raises(InputError, match=message):
+        run("resumed", 6, other)
+    for resumed, straight in zip(run("resumed", 6), run("straight", 6), strict=True):
+        np.testing.assert_array_equal(resumed, straight)
+    if other == "muon":
+        run("resumed", 7, "adamw")  # whose state has the same arrays
+
+
 @pytest.mark.long
 def test_too_many_nonfinite_steps_end_the_run_with_a_checkpoint(dataset_dir: Path, tmp_path: Path):
     config = helpers.small_config(

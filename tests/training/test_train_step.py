@@ -16,7 +16,7 @@ from support import batches
 
 from bert_jax.ahead_of_time.hlo import read_collectives
 from bert_jax.config import load_config
-from bert_jax.config_keys import MeshKeys
+from bert_jax.config_keys import MeshKeys, OptimizerKeys
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.parallel.mesh import check_divisibility, make_mesh, put_batch, put_everywhere
@@ -121,11 +121,11 @@ def test_step_with_dropout_is_the_same_on_every_mesh(sizes, one_device):
 
 
 def test_seed_and_schedule_do_not_recompile():
-    def program(seed: int, rate: float, warmup: int = 2, total: int = 100, power: float = 1.0) -> str:
+    def program(seed: int, rate: float, warmup: int = 2, total: int = 100, **keys: object) -> str:
         mesh = make_mesh(MeshKeys(data=1, fsdp=1, tensor=1), jax.devices()[:1])
         optimizer = make_optimizer(load_config("default").optimizer, abstract_parameters(CONFIG)[2])
         spec = describe_state(mesh, CONFIG, optimizer, seed=seed)
-        schedule = learning_rate_schedule(rate, warmup, total, decay_power=power)
+        schedule = learning_rate_schedule(rate, warmup, total, OptimizerKeys(**keys))
         step = make_train_step(mesh, spec, optimizer, schedule, objectives.pretraining(nsp=True), seed=seed)
         batch = jax.eval_shape(lambda: {name: jnp.asarray(entry)[None] for name, entry in make_batch(0).items()})
         with jax.set_mesh(mesh):
@@ -134,7 +134,10 @@ def test_seed_and_schedule_do_not_recompile():
     first = program(0, 1e-3)
     assert first == program(7, 2e-5)
     assert first == program(0, 1e-3, warmup=3, total=101)
-    assert first != program(0, 1e-3, power=0.5)
+    polynomial = program(0, 1e-3, schedule="polynomial", decay_power=0.5)
+    assert polynomial == program(0, 1e-3, total=90, schedule="polynomial", decay_power=2.0) != first
+    stable = program(0, 1e-3, schedule="wsd", decay_steps=5)
+    assert stable == program(0, 1e-3, schedule="wsd", decay_steps=0.3) != program(0, 1e-3, schedule="constant")
 
 
 def test_runs_that_differ_in_seed_alone_initialize_by_one_program():
@@ -145,17 +148,27 @@ def test_runs_that_differ_in_seed_alone_initialize_by_one_program():
     assert first == second
 
 
-@pytest.mark.long
-def test_lamb_is_invariant_to_mesh_and_layer_scan():
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        pytest.param("lamb", {"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.long),
+        pytest.param("stable_adamw", {"data": 8, "zero1": True}, marks=pytest.mark.long),
+        ("stable_adamw", {"data": 2, "fsdp": 2, "tensor": 2}),
+        ("muon", {"data": 8, "zero1": True}),
+        ("muon", {"data": 2, "fsdp": 2, "tensor": 2}),
+        pytest.param("muon", {"data": 2, "fsdp": 2, "tensor": 2, "zero1": True}, marks=pytest.mark.long),
+    ],
+)
+def test_optimizer_of_whole_tensors_is_invariant_to_mesh_and_layer_scan(name: str, sizes: dict):
     def trained(scan_layers, **sizes):
-        run = Run(WITHOUT_DROPOUT, name="lamb", bias_correction=True, scan_layers=scan_layers, **sizes)
+        run = Run(WITHOUT_DROPOUT, name=name, bias_correction=True, scan_layers=scan_layers, **sizes)
         for step in range(3):
             run(make_batch(step))
         return run.parameters()
 
     expected = trained(True)
     assert_close(trained(False), expected, rtol=1e-6, atol=1e-6)
-    assert_close(trained(True, data=2, fsdp=2, tensor=2), expected, rtol=1e-5, atol=2e-5)
+    assert_close(trained(True, **sizes), expected, rtol=1e-5, atol=2e-5)
 
 
 @pytest.mark.long
@@ -259,11 +272,15 @@ def test_nonfinite_step_is_skipped_and_counted():
         pytest.param(
             optax.chain(optax.scale_by_adam(), optax.scale_by_trust_ratio()), id="lamb", marks=pytest.mark.long
         ),
+        "stable_adamw",
+        "muon",
     ],
 )  # fmt: skip
 def test_step_that_is_not_finite_changes_nothing_but_its_counters_for_any_optimizer(optimizer):
     """A run with such a batch in the middle equals the run in which its update is left out, to the bit."""
     mesh = make_mesh(MeshKeys(data=1, fsdp=1, tensor=1), jax.devices()[:1])
+    if isinstance(optimizer, str):
+        optimizer = make_optimizer(OptimizerKeys(name=optimizer), abstract_parameters(CONFIG)[2])
     spec = describe_state(mesh, dataclasses.replace(CONFIG, num_hidden_layers=1), optimizer, seed=0)
     schedule = learning_rate_schedule(1e-3, 0, 10)
     step = make_train_step(mesh, spec, optimizer, schedule, objectives.pretraining(nsp=True), seed=0)
