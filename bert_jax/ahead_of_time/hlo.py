@@ -21,6 +21,8 @@ _WHILE = re.compile(r" while\(.*?condition=%?([\w.\-]+), body=%?([\w.\-]+)")
 _SENT = re.compile(r" = \((.*?), u32\[\].* send\(.*_xla_megascale_transfer_type=\"(\w+)\"")
 _CONTROL = re.compile(r"while|body|cond|scan|branch_\d+_fun|\w+_call|checkpoint|rematted_computation|shard_map")
 """Names in the path of an operation that are no module's."""
+_NO_ESTIMATE = 2**63 - 1
+"""Cycles that XLA writes for a fusion on a sparse core, whose time it does not estimate."""
 _ARRAY = re.compile(r"\b(pred|token|[a-z]+\d+(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 
 
@@ -101,12 +103,13 @@ class Part:
 def read_parts(program: str) -> list[Part]:
     """Returns the parts of a program whose cycles XLA estimates, the longest first; [] if it estimates none.
 
-    It estimates fusions, copies and the like, not collectives nor custom kernels. Instructions in loops count for each
-    iteration.
+    It estimates fusions, copies and the like, not collectives, custom kernels nor what runs on sparse cores.
+    Instructions in loops count for each iteration.
     """
     sums: collections.defaultdict[tuple[str, str, str], np.ndarray] = collections.defaultdict(lambda: np.zeros(2, int))
     for line in _lines(program):
-        if cycles := re.search(r'"estimated_cycles":"(\d+)"', line.text):
+        cycles = re.search(r'"estimated_cycles":"(\d+)"', line.text)
+        if cycles and int(cycles[1]) != _NO_ESTIMATE:
             sums[_place(line.text)] += (int(cycles[1]) * line.runs, line.runs)
     return sorted((Part(*place, *numbers.tolist()) for place, numbers in sums.items()), key=lambda part: -part.cycles)
 

@@ -53,14 +53,14 @@ def test_profile_has_the_largest_parts_with_share_and_executions_in_text_and_jso
 
 @pytest.mark.parametrize(
     ("kind", "program"),
-    [("NVIDIA H100", PROGRAM.replace("estimated_cycles", "other")), ("TPU7x", PROGRAM), ("TPU v6 lite", "")],
+    [("NVIDIA H100", PROGRAM.replace("estimated_cycles", "other")), ("TPU v3", PROGRAM), ("TPU v6 lite", "")],
 )
 def test_there_is_no_estimate_without_cycles_clock_or_program(kind: str, program: str):
     assert estimate_time(program, kind, 1e12) is None
 
 
 def test_clocks_follow_from_the_peak_and_the_matrix_units():
-    for kind, gigahertz in {"TPU v4": 1.05, "TPU v5 lite": 1.503, "TPU v5p": 1.75, "TPU v6e": 1.75}.items():
+    for kind, gigahertz in {"TPU v4": 1.05, "TPU v5 lite": 1.503, "TPU v5p": 1.75, "TPU v6e": 1.75, "TPU7x": 2.2}.items():
         assert estimate_time(PROGRAM, kind, 1e12)["clock_hz"] == pytest.approx(gigahertz * 1e9, rel=2e-3)
 
 

@@ -154,7 +154,8 @@ ENTRY %main (p: f32[8]) -> f32[8] {
   %w = f32[8]{0} while(%c), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"24"}}
   %s.1 = f32[8]{0} fusion(%w), kind=kLoop, calls=%fused, metadata={op_name="jit(step)/optimizer/jit(_where)/select_n"}, backend_config={"window_config":{"estimated_cycles":"20"}}
   %s.2 = f32[8]{0} fusion(%s.1), kind=kLoop, calls=%fused, metadata={op_name="jit(step)/optimizer/jit(_where)/select_n"}, backend_config={"window_config":{"estimated_cycles":"20"}}
-  ROOT %t = f32[8]{0} fusion(%s.2), kind=kLoop, calls=%fused, metadata={op_name="jit(step)/jvp(jit(take_along_axis))/gather.12"}, backend_config={"window_config":{"estimated_cycles":"3"}}
+  %s.3 = f32[8]{0} fusion(%s.2), kind=kCustom, calls=%fused, metadata={op_name="jit(step)/jvp(jit(_take))/scatter-add"}, backend_config={"window_config":{"estimated_cycles":"9223372036854775807"}}
+  ROOT %t = f32[8]{0} fusion(%s.3), kind=kLoop, calls=%fused, metadata={op_name="jit(step)/jvp(jit(take_along_axis))/gather.12"}, backend_config={"window_config":{"estimated_cycles":"3"}}
 }
 """  # noqa: E501
 

@@ -152,7 +152,8 @@ print(estimate_time(program, device.device_kind, 2 * 4096 * 4096 * 1024)["mfu"])
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("topology", "least"), [("v5e:2x2", 0.9), ("v4:2x2x1", 0.75), ("v5p:2x2x1", 0.75), ("v6e:2x2", 0.75)]
+    ("topology", "least"),
+    [("v5e:2x2", 0.9), ("v4:2x2x1", 0.75), ("v5p:2x2x1", 0.75), ("v6e:2x2", 0.75), ("tpu7x:2x2x1", 0.6)],
 )
 def test_clock_gives_a_product_a_plausible_share_of_the_peak(topology: str, least: float):
     done = subprocess.run(
