@@ -142,7 +142,9 @@ PROFILED = """HloModule m
 %body (a: f32[8]) -> f32[8] {
   %f.1 = f32[8]{0} fusion(%a), kind=kLoop, calls=%fused, metadata={op_name="jit(step)/shard_map/transpose(jvp(encoder))/while/body/closed_call/attention/attention/checkpoint/cond/branch_0_fun/transpose(jvp(td,df->tf))/dot_general"}, backend_config={"window_config":{"estimated_cycles":"100"}}
   %f.2 = f32[8]{0} fusion(%f.1), kind=kLoop, calls=%fused, metadata={op_name="jit(step)/shard_map/transpose(jvp(encoder))/while/body/closed_call/attention/checkpoint/rematted_computation/td,df->tf/dot_general"}, backend_config={"window_config":{"estimated_cycles":"10"}}
-  %k = f32[8]{0} custom-call(%f.2), custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/jvp(encoder)/attention"}
+  %k = f32[8]{0} custom-call(%f.2), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"xprof_metadata":"{}"
+}}, metadata={op_name="jit(step)/jvp(encoder)/attention"}
   ROOT %r = f32[8]{0} all-reduce(%k), channel_id=1, replica_groups={{0,1}}
 }
 
