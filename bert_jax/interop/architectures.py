@@ -132,7 +132,9 @@ def model_type_of(config: BertConfig) -> str:
     model_type = "modernbert" if config.position_embedding_type == "rotary" else "bert"
     for name, expected in MODEL_TYPES[model_type].items():
         if fields[name] != expected and name not in _UNIMPORTANT:
-            raise InputError(f"{name}={fields[name]}: expected {expected}, which every {model_type} of transformers has")
+            raise InputError(
+                f"{name}={fields[name]}: expected {expected}, which every {model_type} of transformers has"
+            )
     if model_type == "bert" and not config.type_vocab_size:
         raise InputError("type_vocab_size=0: expected at least 1, which every bert of transformers has")
     return model_type

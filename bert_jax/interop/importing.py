@@ -342,11 +342,11 @@ def _by_canonical_name(file: epath.Path, weights: Mapping[str, StoredWeight]) ->
 
 
 def _has(weights: Collection[str], head: str) -> bool:
-    begins = {
+    begins: dict[str, str | tuple[str, ...]] = {
         "pooler": "bert.pooler.", "mlm_head": ("cls.predictions.", "head.", "decoder."),
         "nsp_head": "cls.seq_relationship.",
-    }[head]  # fmt: skip
-    return any(name.startswith(begins) for name in weights)
+    }  # fmt: skip
+    return any(name.startswith(begins[head]) for name in weights)
 
 
 def _listed(weights: Collection[StoredWeight | Weight | str]) -> str:

@@ -1,11 +1,11 @@
 """Self-attention: the plain formula, the kernel for TPUs and cuDNN's for GPUs; rotary positions and local windows."""
 
 import functools
+from array import array
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
@@ -72,10 +72,11 @@ class Visibility(NamedTuple):
 def rotary_angles(positions: jax.Array, head_size: int, theta: float) -> tuple[jax.Array, jax.Array]:
     """Returns cosines and sines, each fp32 [B, L, 1, H / 2], for `positions` [B, L] (Su et al. 2021, arXiv:2104.09864).
 
-    The frequencies are rounded as in `transformers`: an angle of thousands has the rounding error of its frequency.
+    Frequencies are rounded to fp32 at each step, as in `transformers`: an angle of thousands multiplies their error.
     """
-    exponents = np.arange(0, head_size, 2).astype(np.float32) / np.float32(head_size)
-    frequencies = np.float32(1) / np.float32(theta) ** exponents
+    exponents = array("f", [feature / head_size for feature in range(0, head_size, 2)])
+    wavelengths = array("f", [theta**exponent for exponent in exponents])
+    frequencies = jnp.array([1 / wavelength for wavelength in wavelengths], jnp.float32)
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
     return jnp.cos(angles), jnp.sin(angles)
 

@@ -185,7 +185,7 @@ def heads_of(config: BertConfig) -> tuple[str, ...]:
 
 
 class Embeddings(nnx.Module):
-    """The sum of up to three embeddings. The word table is [V, D] with V padded; the rows past `vocab_size` are zero."""
+    """The sum of up to three embeddings. The word table is [V, D], V padded; the rows beyond `vocab_size` are zero."""
 
     def __init__(self, config: BertConfig, *, key: Key):
         words, positions, types = jax.random.split(key, 3)
@@ -193,7 +193,6 @@ class Embeddings(nnx.Module):
         table = truncated_normal(words, (config.vocab_size, size), std)
         padding = config.padded_vocab_size - config.vocab_size
         self.word = parameter(jnp.pad(table, ((0, padding), (0, 0))), "vocab", "embed")
-
 
         def small_table(key: Key, rows: int) -> nnx.Param[jax.Array] | None:
             return parameter(truncated_normal(key, (rows, size), std), None, "embed") if rows else None

@@ -121,7 +121,7 @@ class LayerNorm(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """Feed-forward block: dense(F), activation, dense(D). A gated one multiplies the activation by a second dense(F)."""
+    """Feed-forward block: dense(F), activation, dense(D). A gated one multiplies the activation by another dense(F)."""
 
     def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...]):
         up, down = jax.random.split(key)
@@ -148,8 +148,10 @@ class FeedForward(nnx.Module):
         inner, *gates = [
             checkpoint_name(project(part), "feed_forward") for part in (range(2) if self.is_gated else [None])
         ]
-        within = None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
-        keep = checkpoint_name(dropout_mask(inner.shape, self.dropout_rate, within), "dropout_mask")
+        keep = None
+        if keys is not None and self.dropout_rate:
+            within = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
+            keep = checkpoint_name(dropout_mask(inner.shape, self.dropout_rate, within), "dropout_mask")
 
         @rematerialized
         def activate_and_project(

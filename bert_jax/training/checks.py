@@ -37,7 +37,9 @@ def bert_config(config: PretrainConfig, vocab_size: int, seq_len: int, source: s
     except InputError as error:
         raise InputError(f"model.{error}") from error
     if model.type_vocab_size == 1:
-        raise InputError(f"model.type_vocab_size={model.type_vocab_size}: pairs have segments 0 and 1; set it to 2, or 0 for none")
+        raise InputError(
+            f"model.type_vocab_size={model.type_vocab_size}: pairs have segments 0 and 1; set it to 2, or 0 for none"
+        )
     if config.objective.nsp and not model.pooler:
         raise InputError("objective.nsp=True: model.pooler=False has no next-sentence head; set objective.nsp=False")
     if seq_len > model.max_position_embeddings:
