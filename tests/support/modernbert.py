@@ -12,8 +12,13 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from bert_jax.text.tokenizer import SPECIAL_TOKENS
 
 SIZES = {
-    "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 5, "num_attention_heads": 2,
+    "hidden_size": 64, "intermediate_size": 80, "num_hidden_layers": 4, "num_attention_heads": 2,
     "local_attention": 16, "max_position_embeddings": 8192,
+}  # fmt: skip
+SWITCHES = {  # of BertConfig
+    "position_embedding_type": "rotary", "global_attn_every_n_layers": 3, "local_attention": 16, "pre_norm": True,
+    "gated_mlp": True, "attention_bias": False, "mlp_bias": False, "norm_bias": False, "classifier_bias": False,
+    "pooler": False, "type_vocab_size": 0, "depth_scaled_init": True, "layer_norm_eps": 1e-5,
 }  # fmt: skip
 LABELS = ["bad", "fair", "good"]
 TEXTS = ["the cat sat on the mat .", "a dog runs in the long garden , where it barks .", "it rains ."]
