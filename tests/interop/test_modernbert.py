@@ -85,9 +85,10 @@ def test_pipelines_of_transformers_agree_with_a_loaded_export(tmp_path: Path):
 
 def test_older_names_in_a_config_are_read(tmp_path: Path):
     require_torch()
-    modernbert.save_torch(tmp_path / "hf", global_attn_every_n_layers=2)
+    older = {"global_attn_every_n_layers": 2, "global_rope_theta": 50_000.0, "local_rope_theta": 5_000.0}
+    modernbert.save_torch(tmp_path / "hf", **older)
     expected = open_source(str(tmp_path / "hf")).bert_config
-    older = {"global_attn_every_n_layers": 2, "global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
+    assert {name: getattr(expected, name) for name in older} == older
     sources.edit_json(tmp_path / "hf/config.json", **older, rope_parameters=None, layer_types=None,
                       position_embedding_type="absolute", layer_norm_eps=0.5)  # fmt: skip
     assert open_source(str(tmp_path / "hf")).bert_config == expected

@@ -170,6 +170,16 @@ def test_each_dropout_has_its_place_and_rate(monkeypatch: pytest.MonkeyPatch):
     assert [place for place in drawn if place[1]] == [(64, 0.1), (64, 0.2), (80, 0.3), (64, 0.4)]
 
 
+def test_dropout_within_the_feed_forward_layer_changes_its_output():
+    block = layers.FeedForward(
+        BertConfig(**{**CONFIG.to_dict(), "mlp_dropout": 0.5}), key=jax.random.key(0), stack=(1,)
+    )
+    graph, state = nnx.split(block)
+    block, x = nnx.merge(graph, jax.tree.map(lambda leaf: leaf[0], state)), jnp.ones((2, 3, 64))
+    dropped = block(x, jax.random.split(jax.random.key(1), 2))
+    assert not np.isclose(dropped, block(x)).any()
+
+
 def test_new_weights_that_end_a_sublayer_are_smaller_by_depth():
     parameters = models.initialize(CONFIG)[1]
     layer = parameters["encoder"]["layers"]
