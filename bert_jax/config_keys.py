@@ -27,6 +27,7 @@ StepsOrShare = Annotated[
 Steps = Annotated[int, Must("in [1, 2**31)", lambda x: 1 <= x < 2**31)]
 Seed = Annotated[int, Must("in [0, 2**31)", lambda x: 0 <= x < 2**31)]
 BatchSize = Annotated[int, Must("at least 1", lambda x: x >= 1), Must(f"at most {1 << 20}", lambda x: x <= 1 << 20)]
+Switch = bool | Literal["auto"]
 Features = Literal["", "embeddings", "second_to_last", "last", "sum_last_four", "concat_last_four", "sum_all"]
 
 # --- Keys that pre-training and fine-tuning share ----------------------------------------------------------------
@@ -37,6 +38,9 @@ class ModelKeys(Section):
 
     hidden_dropout_prob: float = 0.1  # Dropout of embeddings and of the output of each sublayer.
     attention_probs_dropout_prob: float = 0.1  # Dropout of attention's weights.
+    embedding_dropout: float | None = None  # Dropout of embeddings; None: hidden_dropout_prob.
+    attention_output_dropout: float | None = None  # Dropout of attention's output; None: hidden_dropout_prob.
+    mlp_dropout: float = 0.0  # Dropout of the activations within the feed-forward layer.
 
 
 class OptimizerKeys(Section):
@@ -162,10 +166,28 @@ class PretrainModelKeys(ModelKeys):
     intermediate_size: int = 3072  # Units of the feed-forward layer.
     hidden_act: str = "gelu"  # gelu: erf; gelu_new: tanh, as in Google's code; auto: as init.
     max_position_embeddings: int = 512  # Maximum tokens of a sequence.
-    type_vocab_size: int = 2  # Segments that have an embedding.
+    type_vocab_size: int = 2  # Segments that have an embedding; 0: none, also for pairs.
     # Standard deviation of new weights, which are truncated at two of it.
     initializer_range: float = 0.02
     layer_norm_eps: float = 1e-12  # Added to the variance in LayerNorm.
+    position_embedding_type: str = "absolute"  # absolute: learned; rotary; auto: as init.
+    global_rope_theta: float = 160_000.0  # Base of the rotary angles of global layers.
+    local_rope_theta: float = 10_000.0  # Base of the rotary angles of local layers.
+    # Layers from a global one to the next, from layer 0; those between are local. 1: all are global.
+    global_attn_every_n_layers: int = 1
+    local_attention: int = 128  # Tokens that a token of a local layer attends to, half of them on each side.
+    pre_norm: Switch = False  # True: LayerNorm before each sublayer and after the last layer; False: after each.
+    gated_mlp: Switch = False  # True: the feed-forward layer has a gate of intermediate_size, as GeGLU.
+    attention_bias: Switch = True  # Biases of attention.
+    mlp_bias: Switch = True  # Biases of the feed-forward layer.
+    norm_bias: Switch = True  # Biases of LayerNorm.
+    classifier_bias: Switch = True  # Bias of the masked-LM head's dense layer.
+    decoder_bias: Switch = True  # Bias of the masked-LM head's output.
+    # False: no pooler, requires objective.nsp=False; tasks then have the masked-LM head's dense layer and LayerNorm.
+    pooler: Switch = True
+    classifier_pooling: str = "cls"  # Tasks read the first token (cls) or the mean of all; auto: as init.
+    # True: new weights that end a sublayer or a head have a smaller deviation, by sqrt(2 * num_hidden_layers).
+    depth_scaled_init: Switch = False
 
 
 class ObjectiveKeys(Section):

@@ -27,7 +27,7 @@ def get_config() -> ConfigDict:
     config = default.get_config()
     with config.ignore_type():
         for key, value in config.model.items():
-            config.model[key] = "auto" if isinstance(value, str) else type(value)(-1)
+            config.model[key] = "auto" if isinstance(value, (bool, str)) else -1
         config.objective.lm = config.objective.nsp = "auto"
 
     config.total_steps = 12_500

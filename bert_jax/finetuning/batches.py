@@ -217,7 +217,7 @@ def run_model(model: Any, batch: Batch[jax.Array]) -> jax.Array:
 
 def check_segments(segments: int, sequences: Sequence[EncodedSequence], where: str = "") -> None:
     """Raises InputError, which begins with `where`, for a pair if the model has one segment."""
-    if segments < 2 and any(sequence.first_length < len(sequence.input_ids) for sequence in sequences):
+    if segments == 1 and any(sequence.first_length < len(sequence.input_ids) for sequence in sequences):
         raise InputError(
             f"{where}got a pair, but the model has no second segment (type_vocab_size=1); give single texts"
         )

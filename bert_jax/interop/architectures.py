@@ -1,10 +1,11 @@
-"""Model classes of `transformers`, and what their `config.json` says of a task.
+"""Model classes of `transformers`, and what their `config.json` says of a model and its task.
 
 Names of labels and the maximum length of a text have fields of their own in `transformers`, which are the truth. The
 other settings of a task are in `bert_jax_task`, so that an import predicts as the exported checkpoint did. A model from
 elsewhere gets the settings that its class has.
 """
 
+import dataclasses
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from etils import epath
 from bert_jax.errors import InputError
 from bert_jax.finetuning.fine_tuned import KINDS
 from bert_jax.finetuning.tasks.text import TASKS
+from bert_jax.model import BertConfig
 from bert_jax.model.bert import HEADS
 from bert_jax.model.task_heads import TaskHead
 from bert_jax.training.checkpoints import Checkpoint
@@ -57,42 +59,158 @@ ARCHITECTURES = {  # a pre-trained model is written as the first whose heads it 
     "BertForMultipleChoice": Architecture(("pooler",), "multiple-choice", "classifier", ("choose",)),
     "BertForQuestionAnswering": Architecture((), "question-answering", "qa_outputs", ("span",)),
     "BertForTokenClassification": Architecture((), "token-classification", "classifier", ("tag",)),
+    "ModernBertForMaskedLM": Architecture(("mlm_head",), "fill-mask"),
+    "ModernBertModel": Architecture((), "feature-extraction"),
+    "ModernBertForSequenceClassification": Architecture(
+        (), "text-classification", "classifier", ("classify", "regress")
+    ),
+    "ModernBertForMultipleChoice": Architecture((), "multiple-choice", "classifier", ("choose",)),
+    "ModernBertForQuestionAnswering": Architecture((), "question-answering", "classifier", ("span",)),
+    "ModernBertForTokenClassification": Architecture((), "token-classification", "classifier", ("tag",)),
 }
 
-_PRE_TRAINED = [name for name, architecture in ARCHITECTURES.items() if not architecture.kinds]
+
+def classes_of(model_type: str) -> list[str]:
+    """Returns the names of the classes of a `model_type`."""
+    return [name for name in ARCHITECTURES if name.startswith("Modern") == (model_type == "modernbert")]
 
 
 def named_architecture(path: epath.Path, values: Mapping[str, Any]) -> str | None:
     """Returns the model class that `config.json` names; None if it names none.
 
-    Raises InputError for a model that is not BERT, and an unsupported class. Other variants have other weights.
+    Raises InputError for another model than BERT and ModernBERT, and an unsupported class. Other variants have other
+    weights.
     """
-    for name, expected in (("model_type", "bert"), ("position_embedding_type", "absolute")):
-        if (value := values.get(name, expected)) not in (expected, None):
-            raise InputError(f"{path}: {name}={value!r:.60}: expected {expected}")
-    named = values.get("architectures")
+    if (model_type := values.get("model_type") or "bert") not in MODEL_TYPES:
+        raise InputError(f"{path}: model_type={model_type!r:.60}: expected {' or '.join(MODEL_TYPES)}")
+    if model_type == "bert" and (value := values.get("position_embedding_type")) not in ("absolute", None):
+        raise InputError(f"{path}: position_embedding_type={value!r:.60}: expected absolute")
+    named, known = values.get("architectures"), classes_of(model_type)
     if named in (None, []):
         return None
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in ARCHITECTURES:
-        raise InputError(f"{path}: architectures={named!r:.60}: expected one of {', '.join(ARCHITECTURES)}, in a list")
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in known:
+        raise InputError(f"{path}: architectures={named!r:.60}: expected one of {', '.join(known)}, in a list")
     return str(named[0])
+
+
+# --- Sizes and switches ---------------------------------------------------------------------------------------------
+
+MODEL_TYPES: dict[str, dict[str, Any]] = {
+    "bert": {
+        "position_embedding_type": "absolute", "global_attn_every_n_layers": 1, "pre_norm": False, "gated_mlp": False,
+        "attention_bias": True, "mlp_bias": True, "norm_bias": True, "classifier_bias": True, "decoder_bias": True,
+        "pooler": True, "classifier_pooling": "cls",
+    },
+    "modernbert": {
+        "position_embedding_type": "rotary", "pre_norm": True, "gated_mlp": True, "pooler": False,
+        "type_vocab_size": 0, "is_decoder": False, "hidden_dropout_prob": 0.0, "depth_scaled_init": True,
+    },
+}  # fmt: skip
+"""Fields of BertConfig that are equal in all models of a `model_type`."""
+
+_UNIMPORTANT = ("hidden_dropout_prob", "depth_scaled_init")  # which change no prediction
+
+_MODERNBERT: dict[str, tuple[str, Any]] = {  # by our name: the name and the default of ModernBertConfig
+    "vocab_size": ("vocab_size", 50_368), "hidden_size": ("hidden_size", 768),
+    "num_hidden_layers": ("num_hidden_layers", 22), "num_attention_heads": ("num_attention_heads", 12),
+    "intermediate_size": ("intermediate_size", 1_152), "hidden_act": ("hidden_activation", "gelu"),
+    "attention_probs_dropout_prob": ("attention_dropout", 0.0),
+    "max_position_embeddings": ("max_position_embeddings", 8_192), "initializer_range": ("initializer_range", 0.02),
+    "layer_norm_eps": ("norm_eps", 1e-5), "embedding_dropout": ("embedding_dropout", 0.0),
+    "mlp_dropout": ("mlp_dropout", 0.0), "global_rope_theta": ("global_rope_theta", 160_000.0),
+    "local_rope_theta": ("local_rope_theta", 10_000.0), "local_attention": ("local_attention", 128),
+    "global_attn_every_n_layers": ("global_attn_every_n_layers", 3), "attention_bias": ("attention_bias", False),
+    "mlp_bias": ("mlp_bias", False), "norm_bias": ("norm_bias", False), "classifier_bias": ("classifier_bias", False),
+    "decoder_bias": ("decoder_bias", True), "classifier_pooling": ("classifier_pooling", "cls"),
+}  # fmt: skip
+_ATTENTION = {"global": "full_attention", "local": "sliding_attention"}  # kinds of layers
+
+
+def model_type_of(config: BertConfig) -> str:
+    """Returns the `model_type` of a model. InputError for one between BERT and ModernBERT, which has no class."""
+    fields = config.to_dict()
+    model_type = "modernbert" if config.position_embedding_type == "rotary" else "bert"
+    for name, expected in MODEL_TYPES[model_type].items():
+        if fields[name] != expected and name not in _UNIMPORTANT:
+            raise InputError(
+                f"{name}={fields[name]}: expected {expected}, which every {model_type} of transformers has"
+            )
+    if model_type == "bert" and not config.type_vocab_size:
+        raise InputError("type_vocab_size=0: expected at least 1, which every bert of transformers has")
+    return model_type
+
+
+def model_config(config: BertConfig) -> dict[str, Any]:
+    """Returns the part of `config.json` that a model's sizes and switches have. Raises as `model_type_of`."""
+    model_type, fields = model_type_of(config), config.to_dict()
+    if model_type == "bert":
+        return {"model_type": model_type, **{name: fields[name] for name in _BERT}}
+    return {"model_type": model_type, **{theirs: fields[ours] for ours, (theirs, _) in _MODERNBERT.items()}}
+
+
+def read_model_config(path: epath.Path, values: Mapping[str, Any]) -> BertConfig:
+    """Returns the model's config from a JSON object, whose other keys are ignored. InputError if it is invalid."""
+    try:
+        if values.get("model_type") != "modernbert":
+            return BertConfig.from_dict({name: value for name, value in values.items() if name in _BERT})
+        values = {**values, **_from_kinds(values)}
+        fields = {ours: values.get(theirs, default) for ours, (theirs, default) in _MODERNBERT.items()}
+        if (other := values.get("classifier_activation", "gelu")) != fields["hidden_act"]:
+            raise InputError(f"classifier_activation={other!r:.60}: expected {fields['hidden_act']}, as elsewhere")
+        fields["attention_output_dropout"] = fields["attention_probs_dropout_prob"]
+        return BertConfig.from_dict({**MODEL_TYPES["modernbert"], **fields})
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _from_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of older names for `rope_parameters` and `layer_types`, which transformers 5 writes instead.
+
+    Raises InputError for scaled angles, and for layers whose kinds do not repeat from a global one on.
+    """
+    found: dict[str, Any] = {}
+    for name, kind in _ATTENTION.items():
+        angles = (values.get("rope_parameters") or {}).get(kind) or {}
+        if (rope_type := angles.get("rope_type", "default")) != "default":
+            raise InputError(f"rope_parameters.{kind}.rope_type={rope_type!r:.60}: expected default")
+        found |= {f"{name}_rope_theta": angles["rope_theta"]} if "rope_theta" in angles else {}
+    if kinds := values.get("layer_types"):
+        is_global = [kind == _ATTENTION["global"] for kind in kinds]
+        every = next((place for place in range(1, len(kinds)) if is_global[place]), len(kinds))
+        if is_global != [place % every == 0 for place in range(len(kinds))]:
+            raise InputError(f"layer_types={kinds!r:.200}: expected a {_ATTENTION['global']} every {every} layers")
+        found["global_attn_every_n_layers"] = every
+    return found
+
+
+_BERT = [field.name for field in dataclasses.fields(BertConfig)]
+_BERT = _BERT[: _BERT.index("is_decoder") + 1]  # the fields of bert_config.json
+
+
+# --- Tasks ----------------------------------------------------------------------------------------------------------
 
 
 def architecture_of(checkpoint: Checkpoint) -> str:
     """Returns the class of a checkpoint: that with its heads, BertLMHeadModel for a left-to-right model, or its task's.
 
     Raises InputError for models without a class in `transformers`: a BiLSTM head, features of layers, and a task of a
-    left-to-right model, which is pooled from the last token.
+    left-to-right model, which is pooled from the last token; and as `model_type_of` does.
     """
     task, is_decoder = checkpoint.task, checkpoint.bert_config.is_decoder
+    try:
+        model_type = model_type_of(checkpoint.bert_config)
+    except InputError as error:
+        raise InputError(f"{checkpoint.path}: {error}") from error
+    classes = classes_of(model_type)
     if task is None:
-        names = ("BertLMHeadModel",) if is_decoder else _PRE_TRAINED
-        return next((name for name in names if {*ARCHITECTURES[name].heads} <= {*checkpoint.heads}), "BertModel")
+        names = ["BertLMHeadModel"] if is_decoder else [name for name in classes if not ARCHITECTURES[name].kinds]
+        fitting = (name for name in names if {*ARCHITECTURES[name].heads} <= {*checkpoint.heads})
+        return next(fitting, "ModernBertModel" if model_type == "modernbert" else "BertModel")
     head = TaskHead.from_dict(task)
     unsupported = {"head.bilstm": head.bilstm, "head.features": head.features, "is_decoder": is_decoder}
     if given := [f"{name}={value}" for name, value in unsupported.items() if value]:
         raise InputError(f"{checkpoint.path}: {given[0]}: transformers has no class for such a fine-tuned model")
-    return next(name for name, architecture in ARCHITECTURES.items() if head.kind in architecture.kinds)
+    return next(name for name in classes if head.kind in ARCHITECTURES[name].kinds)
 
 
 def task_config(task: Mapping[str, Any]) -> dict[str, Any]:

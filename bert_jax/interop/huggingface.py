@@ -16,7 +16,7 @@ from bert_jax import __version__
 from bert_jax.files import provenance, remote
 from bert_jax.files.atomic import new_folder, whole_folder
 from bert_jax.finetuning.fine_tuned import RESULT_FILE, read_result
-from bert_jax.interop.architectures import ARCHITECTURES, architecture_of, task_config
+from bert_jax.interop.architectures import ARCHITECTURES, architecture_of, model_config, model_type_of, task_config
 from bert_jax.interop.importing import CONFIG
 from bert_jax.interop.weights import WHOLE, layout, model_settings, state_dict
 from bert_jax.model.task_heads import TaskHead
@@ -51,14 +51,16 @@ def export(checkpoint: Checkpoint, output: str) -> str:
     outputs = TaskHead.from_dict(task).outputs if task else 0
     weights = state_dict(parameters, layout(config, architecture, heads, outputs))
     longest = task["max_seq_len"] if task else config.max_position_embeddings
+    special_ids = {"cls_token_id": tokenizer.cls_id, "sep_token_id": tokenizer.sep_id,
+                   "bos_token_id": tokenizer.cls_id, "eos_token_id": tokenizer.sep_id}  # fmt: skip
     described = {
-        "architectures": [architecture], "model_type": "bert", **config.to_dict(), "pad_token_id": tokenizer.pad_id,
-        "dtype": "float32", **(task_config(task) if task else {}),
+        "architectures": [architecture], **model_config(config), "pad_token_id": tokenizer.pad_id, "dtype": "float32",
+        **(special_ids if architecture.startswith("Modern") else {}), **(task_config(task) if task else {}),
     }  # fmt: skip
     size = sum(value.size for value in weights.values())
     card = model_card(checkpoint, architecture, folder.name, parameters=size)
     with whole_folder(folder, last=CONFIG) as partial:  # a remote folder with the config is complete
-        tokenizer.save(partial, model_max_length=longest)
+        tokenizer.save(partial, model_max_length=longest, has_segments=config.type_vocab_size > 0)
         if tokenizer.kind == "wordpiece" and "" not in tokenizer.vocab:  # for BertTokenizer of version 4, and others
             (partial / VOCABULARY).write_text("".join(f"{piece}\n" for piece in tokenizer.vocab), encoding="utf-8")
         (partial / CONFIG).write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
@@ -76,7 +78,8 @@ def model_card(checkpoint: Checkpoint, architecture: str, name: str, *, paramete
     """
     config, tokenizer, task = checkpoint.bert_config, checkpoint.tokenizer, checkpoint.task or {}
     pipeline = ARCHITECTURES[architecture].pipeline
-    tags = f"library_name: transformers\n{f'pipeline_tag: {pipeline}' if pipeline else ''}\ntags: [bert, jax, bert_jax]"
+    line = f"pipeline_tag: {pipeline}" if pipeline else ""
+    tags = f"library_name: transformers\n{line}\ntags: [{model_type_of(config)}, jax, bert_jax]"
     origin = "Fine-tuned" if task else "Pre-trained" if checkpoint.config else "Converted"
     case, accents = "uncased" if tokenizer.lowercase else "cased", "stripped" if tokenizer.strip_accents else "kept"
     bare = ", add_pooling_layer=False" if architecture == "BertModel" and not checkpoint.heads else ""

@@ -18,7 +18,13 @@ from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.files.atomic import read_json
 from bert_jax.interop import tensorflow_checkpoints
-from bert_jax.interop.architectures import ARCHITECTURES, named_architecture, read_task
+from bert_jax.interop.architectures import (
+    ARCHITECTURES,
+    model_type_of,
+    named_architecture,
+    read_model_config,
+    read_task,
+)
 from bert_jax.interop.weights import WHOLE, StoredWeight, Weight, layout, model_settings, open_weights, parameters_of
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
@@ -38,8 +44,9 @@ _SMALL = (".json", ".txt", ".model")  # ends of the names of files beside the we
 _TIED = {  # duplicate name of a tied weight: its name
     "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
     "cls.predictions.decoder.bias": "cls.predictions.bias",
+    "decoder.weight": "model.embeddings.tok_embeddings.weight",
 }
-_POSITIONS = "embeddings.position_embeddings.weight"  # which every BERT has
+_WORDS = re.compile(r"((bert\.)?embeddings\.word|(model\.)?embeddings\.tok)_embeddings\.weight$")  # of every model
 _LAYER = re.compile(r"(bert\.encoder\.layer\.)(\d+)\b")
 _LISTED = 4  # maximum weights listed in an error
 
@@ -206,7 +213,7 @@ def _read(
     values = read_json(path)
     if is_tensorflow and values.get("hidden_act") == "gelu":  # the tanh form in the code that wrote these checkpoints
         values = {**values, "hidden_act": "gelu_new"}
-    architecture, config = named_architecture(path, values), _bert_config(path, values)
+    architecture, config = named_architecture(path, values), read_model_config(path, values)
     if is_tensorflow:
         stated = read_settings(folder).get("do_lower_case") if lowercase is None else lowercase
         tokenizer = read_vocab_file(folder / VOCABULARY, stated)
@@ -227,15 +234,6 @@ def _read(
         longest = longest if type(longest) is int and longest > 2 else config.max_position_embeddings
         task = read_task(path, architecture, values, bias.shape[0], min(longest, config.max_position_embeddings))
     return _assemble(path, config, tokenizer, weights, architecture=architecture, task=task, layers=layers)
-
-
-def _bert_config(path: epath.Path, values: Mapping[str, Any]) -> BertConfig:
-    """Returns the model's config from a JSON object, whose other keys are ignored. InputError if it is invalid."""
-    fields = {field.name for field in dataclasses.fields(BertConfig)}
-    try:
-        return BertConfig.from_dict({name: value for name, value in values.items() if name in fields})
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
 
 
 def _without(
@@ -276,15 +274,18 @@ def _assemble(
         raise InputError(f"{path}: vocab_size={config.vocab_size}: the tokenizer has {tokenizer.vocab_size} pieces")
     if config.num_hidden_layers > len(weights):  # such as 10**12, too many to list
         raise InputError(f"{path}: num_hidden_layers={config.num_hidden_layers}, but got only {len(weights)} weights")
+    is_modern = model_type_of(config) == "modernbert"
     heads = ARCHITECTURES[architecture].heads if architecture not in (None, "BertModel") else ()
     if task is None or architecture is None:
-        architecture = "BertForPreTraining"
+        architecture = "ModernBertForMaskedLM" if is_modern else "BertForPreTraining"
         heads = tuple(head for head in HEADS if head in heads or _has(weights, head))
         if "nsp_head" in heads and "pooler" not in heads:
             heads = ("pooler", *heads)  # its weights are then reported as missing
     settings = model_settings(heads, task)
     outputs = settings["head"].outputs if task else 0
     _check_weights(path, weights, {weight.name: weight for weight in layout(config, architecture, heads, outputs)})
+    if is_modern and layers is not None:
+        raise InputError(f"layers={','.join(map(str, layers))}: a modernbert's layers differ by place; import them all")
     kept = _kept_layers(path, config, layers)
     config = dataclasses.replace(config, num_hidden_layers=len(kept))
     _, shapes, _ = abstract_parameters(config, **settings)
@@ -317,12 +318,13 @@ def _by_canonical_name(file: epath.Path, weights: Mapping[str, StoredWeight]) ->
     are old names of LayerNorm's. InputError if two weights have one name, or tied ones are not equal.
     """
     result: dict[str, StoredWeight] = {}
-    positions = [name for name in weights if name.endswith(_POSITIONS)]
-    wrapper = positions[0].removesuffix(_POSITIONS).removesuffix("bert.") if len(positions) == 1 else ""
+    words = [(name, match) for name in weights if (match := _WORDS.search(name))]
+    wrapper = words[0][0][: words[0][1].start()] if len(words) == 1 else ""
+    bare = "model." if any(match[1].endswith("tok") for _, match in words) else "bert."
     for name, weight in weights.items():
         canonical = name.removeprefix(wrapper)
-        if canonical.startswith(("embeddings.", "encoder.", "pooler.")):
-            canonical = f"bert.{canonical}"
+        if canonical.startswith(("embeddings.", "encoder.", "pooler.", "layers.", "final_norm.")):
+            canonical = f"{bare}{canonical}"
         canonical = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", canonical)
         canonical = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", canonical)
         if canonical in result:
@@ -340,8 +342,11 @@ def _by_canonical_name(file: epath.Path, weights: Mapping[str, StoredWeight]) ->
 
 
 def _has(weights: Collection[str], head: str) -> bool:
-    begins = {"pooler": "bert.pooler.", "mlm_head": "cls.predictions.", "nsp_head": "cls.seq_relationship."}[head]
-    return any(name.startswith(begins) for name in weights)
+    begins: dict[str, str | tuple[str, ...]] = {
+        "pooler": "bert.pooler.", "mlm_head": ("cls.predictions.", "head.", "decoder."),
+        "nsp_head": "cls.seq_relationship.",
+    }  # fmt: skip
+    return any(name.startswith(begins[head]) for name in weights)
 
 
 def _listed(weights: Collection[StoredWeight | Weight | str]) -> str:

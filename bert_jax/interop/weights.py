@@ -1,6 +1,6 @@
-"""BERT's weights in `transformers`: their names, shapes and files.
+"""The weights of BERT and ModernBERT in `transformers`: their names, shapes and files.
 
-One table maps each weight to a slice of a parameter: for export and import, of pre-trained and fine-tuned models. In
+A table maps each weight to a slice of a parameter: for export and import, of pre-trained and fine-tuned models. In
 `transformers` dense weights are [out, in]; query, key and value are separate matrices; layers are numbered; the
 vocabulary has no padding.
 
@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from bert_jax.errors import InputError, install_hint
 from bert_jax.files.atomic import read_json
-from bert_jax.interop.architectures import ARCHITECTURES
+from bert_jax.interop.architectures import ARCHITECTURES, model_type_of
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import Parameters
 from bert_jax.model.task_heads import BertForTask, TaskHead
@@ -74,33 +74,64 @@ def model_settings(heads: Collection[str], task: Mapping[str, Any] | None) -> di
 def layout(config: BertConfig, architecture: str, heads: Collection[str], outputs: int = 0) -> list[Weight]:
     """Lists every weight of a model of a class, with these heads, and with the `outputs` of a fine-tuned model.
 
-    The names of a bare encoder have no `bert.` prefix.
+    The names of a bare encoder have no `bert.` or `model.` prefix.
     """
     size, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
-    encoder = "" if architecture == "BertModel" else "bert."
+    layers = ("encoder", "layers")
+    attention, feed_forward = (*layers, "attention"), (*layers, "feed_forward")
+    is_modern = model_type_of(config) == "modernbert"
+    encoder = "" if architecture in ("BertModel", "ModernBertModel") else "model." if is_modern else "bert."
     result: list[Weight] = []
 
-    def dense(name: str, shape: tuple[int, int], path: tuple[str, ...], prefix: str = "", *index: int | slice) -> None:
+    def dense(
+        name: str, shape: tuple[int, int], path: tuple[str, ...], prefix: str = "", *index: int | slice,
+        has_bias: bool = True,
+    ) -> None:  # fmt: skip
         result.append(Weight(f"{name}.weight", shape, (*path, f"{prefix}kernel"), index, transposed=True))
         # A slice's kernel has its inputs as the axis before the one that is indexed last; a bias has no inputs.
         bias_index = tuple(entry for entry in index if not isinstance(entry, slice))
-        result.append(Weight(f"{name}.bias", shape[:1], (*path, f"{prefix}bias"), bias_index))
+        if has_bias:
+            result.append(Weight(f"{name}.bias", shape[:1], (*path, f"{prefix}bias"), bias_index))
 
     def norm(name: str, path: tuple[str, ...], *index: int) -> None:
         result.append(Weight(f"{name}.weight", (size,), (*path, "scale"), index))
-        result.append(Weight(f"{name}.bias", (size,), (*path, "bias"), index))
+        if config.norm_bias:
+            result.append(Weight(f"{name}.bias", (size,), (*path, "bias"), index))
 
     def table(name: str, rows: int, parameter: str) -> None:
         path = ("embeddings", parameter)
         result.append(Weight(f"{encoder}embeddings.{name}.weight", (rows, size), path, (slice(rows),)))
+
+    if is_modern:
+        table("tok_embeddings", vocab, "word")
+        norm(f"{encoder}embeddings.norm", ("embeddings", "norm"))
+        for number in range(config.num_hidden_layers):
+            name = f"{encoder}layers.{number}"
+            if number:  # what comes before attention is the last norm of the layer before: see `model.bert.Layer`
+                norm(f"{name}.attn_norm", (*layers, "feed_forward_norm"), number - 1)
+            has_bias = config.attention_bias
+            dense(f"{name}.attn.Wqkv", (3 * size, size), attention, "qkv_", number, has_bias=has_bias)
+            dense(f"{name}.attn.Wo", (size, size), attention, "output_", number, has_bias=has_bias)
+            norm(f"{name}.mlp_norm", (*layers, "attention_norm"), number)
+            dense(f"{name}.mlp.Wi", (2 * inner, size), feed_forward, "up_", number, has_bias=config.mlp_bias)
+            dense(f"{name}.mlp.Wo", (size, inner), feed_forward, "down_", number, has_bias=config.mlp_bias)
+        norm(f"{encoder}final_norm", (*layers, "feed_forward_norm"), config.num_hidden_layers - 1)
+        output = ARCHITECTURES[architecture].output
+        if output or "mlm_head" in heads:
+            head = "transform" if output else "mlm_head"
+            dense("head.dense", (size, size), (head,), has_bias=config.classifier_bias)
+            norm("head.norm", (head, "norm"))
+        if output:
+            dense(output, (outputs, size), ("output",))
+        elif "mlm_head" in heads and config.decoder_bias:
+            result.append(Weight("decoder.bias", (vocab,), ("mlm_head", "output_bias"), (slice(vocab),)))
+        return result
 
     table("word_embeddings", vocab, "word")
     table("position_embeddings", config.max_position_embeddings, "position")
     table("token_type_embeddings", config.type_vocab_size, "token_type")
     norm(f"{encoder}embeddings.LayerNorm", ("embeddings", "norm"))
 
-    layers = ("encoder", "layers")
-    attention, feed_forward = (*layers, "attention"), (*layers, "feed_forward")
     for number in range(config.num_hidden_layers):
         name = f"{encoder}encoder.layer.{number}"
         for i, projection in enumerate(("query", "key", "value")):

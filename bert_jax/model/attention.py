@@ -1,7 +1,8 @@
-"""Self-attention: the plain formula, the kernel for TPUs and cuDNN's for GPUs."""
+"""Self-attention: the plain formula, the kernel for TPUs and cuDNN's for GPUs; rotary positions and local windows."""
 
 import functools
-from typing import Any
+from array import array
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,24 +24,75 @@ CUDNN_HEADS = range(8, 129, 8)
 """Head sizes that `cudnn` supports on every GPU. It needs an even sequence length."""
 
 
-def attention_mask(sequence_ids: jax.Array, *, causal: bool = False) -> jax.Array:
+def attention_mask(
+    sequence_ids: jax.Array, *, causal: bool = False, reach: int | None = None, in_blocks: bool = False
+) -> jax.Array:
     """Returns the attention mask, bool [B, L, L]: each position attends to the positions of its own sequence.
 
-    With `causal` it attends only up to itself. Sequences packed into one row do not see each other, and no real token
-    sees padding (sequence 0). Padding sees padding: it is never read, and every row of the softmax stays defined.
+    With `causal` it attends only up to itself, and with `reach` to at most as many positions on each side. Sequences
+    packed into one row do not see each other, and no real token sees padding (sequence 0). Padding sees padding: it is
+    never read, and every row of the softmax stays defined. `in_blocks` returns the mask of `with_neighbours`,
+    [B L / reach, reach, 3 reach].
     """
-    mask = sequence_ids[:, :, None] == sequence_ids[:, None, :]
+    queries = keys = sequence_ids
+    first = 0
+    if in_blocks:
+        assert reach
+        queries, keys = sequence_ids.reshape(-1, reach), with_neighbours(sequence_ids + 1, reach) - 1
+        first = -reach  # the position of the first key, counted from the first query
+    mask = queries[:, :, None] == keys[:, None, :]
+    distance = jnp.arange(queries.shape[1])[:, None] - (jnp.arange(keys.shape[1]) + first)
     if causal:
-        column = jnp.arange(sequence_ids.shape[1])
-        mask &= column[:, None] >= column
+        mask &= distance >= 0
+    if reach is not None:
+        mask &= jnp.abs(distance) <= reach
     return mask
+
+
+def with_neighbours(x: jax.Array, size: int) -> jax.Array:
+    """Maps [B, L, ...] to [B L / size, 3 size, ...]: each block of L with those beside it, zeros beyond the ends."""
+    blocks = x.reshape(x.shape[0], -1, size, *x.shape[2:])
+    blocks = jnp.pad(blocks, ((0, 0), (1, 1), *[(0, 0)] * (blocks.ndim - 2)))
+    parts = [blocks[:, :-2], blocks[:, 1:-1], blocks[:, 2:]]
+    return jnp.concatenate(parts, axis=2).reshape(-1, 3 * size, *x.shape[2:])
+
+
+class Visibility(NamedTuple):
+    """What attention reads of the positions in a row.
+
+    Attributes:
+      mask: a result of `attention_mask`; sequence ids int32 [B, L] for "pallas", which compares them.
+      rotation: cosines and sines of rotary angles, each fp32 [B, L, 1, H / 2]; None for learned positions.
+    """
+
+    mask: jax.Array
+    rotation: tuple[jax.Array, jax.Array] | None
+
+
+def rotary_angles(positions: jax.Array, head_size: int, theta: float) -> tuple[jax.Array, jax.Array]:
+    """Returns cosines and sines, each fp32 [B, L, 1, H / 2], for `positions` [B, L] (Su et al. 2021, arXiv:2104.09864).
+
+    Frequencies are rounded to fp32 at each step, as in `transformers`: an angle of thousands multiplies their error.
+    """
+    exponents = array("f", [feature / head_size for feature in range(0, head_size, 2)])
+    wavelengths = array("f", [theta**exponent for exponent in exponents])
+    frequencies = jnp.array([1 / wavelength for wavelength in wavelengths], jnp.float32)
+    angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Rotates each pair of features (i, i + H / 2) of x [B, L, N, H] in fp32, and returns it in the type of x."""
+    cos, sin = rotation
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
 
 
 class SelfAttention(nnx.Module):
     """Self-attention softmax(q k / sqrt(H)) v with elementwise dropout on the probabilities, and the projection."""
 
     def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...], attention: str = "xla"):
-        """Initializes the weights. Raises ValueError if the config asks for dropout and the kernel does not support it.
+        """Initializes the weights. Raises ValueError if the kernel does not support the config's dropout or windows.
 
         Args:
           config: the sizes.
@@ -53,34 +105,50 @@ class SelfAttention(nnx.Module):
                 f"attention={attention}: does not support dropout, got attention_probs_dropout_prob="
                 f"{config.attention_probs_dropout_prob}; set it to 0"
             )
+        if attention == "pallas" and config.global_attn_every_n_layers > 1:
+            raise ValueError(
+                f"attention={attention}: does not support local attention, got global_attn_every_n_layers="
+                f"{config.global_attn_every_n_layers}; set it to 1, or use attention=xla"
+            )
         inputs, output = jax.random.split(key)
-        size, heads, head, std = (
-            config.hidden_size, config.num_attention_heads, config.head_size, config.initializer_range,
-        )  # fmt: skip
+        size, heads, head = config.hidden_size, config.num_attention_heads, config.head_size
         # Axis "qkv" stacks three tensors of the paper in one. Per-tensor operations work on its slices.
         self.qkv_kernel = parameter(
-            truncated_normal(inputs, (*stack, size, 3, heads, head), std), "layers", "embed", "qkv", "heads", "head",
-            compute_cast=True,
+            truncated_normal(inputs, (*stack, size, 3, heads, head), config.initializer_range),
+            "layers", "embed", "qkv", "heads", "head", compute_cast=True,
         )  # fmt: skip
-        self.qkv_bias = bias((*stack, 3, heads, head), "layers", "qkv", "heads", "head")
+        has_bias = config.attention_bias
+        self.qkv_bias = bias((*stack, 3, heads, head), "layers", "qkv", "heads", "head") if has_bias else None
         self.output_kernel = parameter(
-            truncated_normal(output, (*stack, heads, head, size), std), "layers", "heads", "head", "embed",
-            compute_cast=True,
+            truncated_normal(output, (*stack, heads, head, size), config.output_range),
+            "layers", "heads", "head", "embed", compute_cast=True,
         )  # fmt: skip
-        self.output_bias = bias((*stack, size), "layers", "embed")
+        self.output_bias = bias((*stack, size), "layers", "embed") if has_bias else None
+        self.config = config
         self.dropout_rate = config.attention_probs_dropout_prob
-        self.causal = config.is_decoder
         self.attention = attention
 
-    def visibility(self, sequence_ids: jax.Array) -> jax.Array:
-        """Returns the attention mask bool [B, L, L], or sequence ids int32 [B, L] for "pallas", which compares them.
+    def visibility(self, sequence_ids: jax.Array, positions: jax.Array, *, is_local: bool = False) -> Visibility:
+        """Returns what a global or local layer reads of `sequence_ids` and `positions`, int32 [B, L].
 
-        Expects `sequence_ids` int32 [B, L].
+        A local layer of plain attention without dropout computes blocks if the row has more than three, which together
+        are as long: the same results, of 3 reach instead of L products per query.
         """
-        return sequence_ids if self.attention == "pallas" else attention_mask(sequence_ids, causal=self.causal)
+        config, length, rotation = self.config, sequence_ids.shape[1], None
+        if config.position_embedding_type == "rotary":
+            theta = config.local_rope_theta if is_local else config.global_rope_theta
+            rotation = rotary_angles(positions, config.head_size, theta)
+        if self.attention == "pallas":
+            return Visibility(sequence_ids, rotation)
+        reach = config.local_attention // 2 if is_local else None
+        fits = reach and self.attention == "xla" and not self.dropout_rate and length % reach == 0
+        in_blocks = bool(fits and reach and length > 3 * reach)
+        return Visibility(
+            attention_mask(sequence_ids, causal=config.is_decoder, reach=reach, in_blocks=in_blocks), rotation
+        )
 
     @jax.named_scope("attention")
-    def __call__(self, x: jax.Array, visibility: jax.Array, key: Key | None) -> jax.Array:
+    def __call__(self, x: jax.Array, visibility: Visibility, key: Key | None) -> jax.Array:
         """Maps x [B, L, D] and the result of `visibility` to [B, L, D].
 
         In the equations t is a token of the batch, n a head, h an element of it, d one of D. Queries, keys and values
@@ -88,17 +156,24 @@ class SelfAttention(nnx.Module):
         """
         project = functools.partial(dense, "td,dnh->tnh", x, self.qkv_kernel, self.qkv_bias)
         q, k, v = (checkpoint_name(project(part), "qkv") for part in range(3))
+        mask, rotation = visibility
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
         if self.attention == "pallas":
             # Few runs need this import, which takes a fourth of a second.
             from bert_jax.model.pallas_attention import pallas_attention
 
             context = pallas_attention(
-                jnp.stack((q, k, v), axis=2), visibility, key, dropout_rate=self.dropout_rate, causal=self.causal
-            )
+                jnp.stack((q, k, v), axis=2), mask, key, dropout_rate=self.dropout_rate,
+                causal=self.config.is_decoder,
+            )  # fmt: skip
         elif self.attention == "cudnn":
-            context = cudnn_attention(jnp.stack((q, k, v), axis=2), visibility)
+            context = cudnn_attention(jnp.stack((q, k, v), axis=2), mask)
+        elif (reach := mask.shape[1]) < q.shape[1]:
+            blocks = q.reshape(-1, reach, *q.shape[2:]), with_neighbours(k, reach), with_neighbours(v, reach)
+            context = plain_attention(*blocks, mask, None, 0.0).reshape(q.shape)
         else:
-            context = plain_attention(q, k, v, visibility, key, self.dropout_rate)
+            context = plain_attention(q, k, v, mask, key, self.dropout_rate)
         context = checkpoint_name(context, "attention_context")
         return dense("tnh,nhd->td", context, self.output_kernel, self.output_bias)
 
@@ -106,10 +181,10 @@ class SelfAttention(nnx.Module):
 def plain_attention(
     q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array, key: Key | None, dropout_rate: float
 ) -> jax.Array:
-    """Maps queries, keys and values [B, L, N, H] and a mask bool [B, L, L] to the context [B, L, N, H]."""
+    """Maps queries [B, L, N, H], keys and values [B, M, N, H] and a mask bool [B, L, M] to the context [B, L, N, H]."""
     rows, length, heads, head = q.shape
     q = q * jnp.asarray(head**-0.5, q.dtype)
-    keep = checkpoint_name(dropout_mask((rows, heads, length, length), dropout_rate, key), "attention_dropout_mask")
+    keep = checkpoint_name(dropout_mask((rows, heads, length, k.shape[1]), dropout_rate, key), "attention_dropout_mask")
     result: jax.Array = _attend(q, k, v, mask, keep, dropout_rate)
     return result
 

@@ -1,8 +1,10 @@
 """BERT on one page: encoder, embeddings, pooler, masked-LM and next-sentence heads (Devlin et al. 2019, section 3).
 
-The encoder has post-LN layers of attention and feed-forward, their parameters stacked and scanned over.
+The encoder has layers of attention and feed-forward, post-LN or pre-LN, their parameters stacked and scanned over.
+Switches of `BertConfig` make it a ModernBERT (Warner et al. 2024, arXiv:2412.13663).
 """
 
+import functools
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +15,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.batch import Batch
-from bert_jax.model.attention import SelfAttention
+from bert_jax.model.attention import SelfAttention, Visibility
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.layers import (
     FeedForward,
@@ -56,27 +58,43 @@ GatherLayer = Callable[[dict[str, Any]], dict[str, Any]]
 """All-gathers the parameters of one layer, a nested dict, as FSDP does."""
 
 
+Carry = tuple[jax.Array, jax.Array | None]
+"""The input of a layer, and the residual of pre-LN layers; each is [B, L, D]."""
+
+
 class Layer(nnx.Module):
     """One Transformer layer. With `stack` it holds the stacked parameters of many layers; it runs on one slice."""
 
     def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...], attention: str = "xla"):
         attention_key, feed_forward = jax.random.split(key)
         self.attention = SelfAttention(config, key=attention_key, stack=stack, attention=attention)
-        self.attention_norm = LayerNorm(config.hidden_size, config.layer_norm_eps, stack=stack)
-        self.feed_forward = FeedForward(config, key=feed_forward, stack=stack)
-        self.feed_forward_norm = LayerNorm(config.hidden_size, config.layer_norm_eps, stack=stack)
-        self.dropout_rate = config.hidden_dropout_prob
-
-    def __call__(self, x: jax.Array, visibility: jax.Array, keys: Key | None) -> jax.Array:
-        """Maps x [B, L, D], the result of `SelfAttention.visibility` and keys [`LAYER_KEYS`, B] to [B, L, D]."""
-        attention_key, after_attention, after_feed_forward = (None,) * LAYER_KEYS if keys is None else keys
-        y = self.attention(x, visibility, attention_key)
-        x = checkpoint_name(x + dropout(y, self.dropout_rate, after_attention), "norm_input")
-        x = checkpoint_name(self.attention_norm(x), "norm_output")
-        y = self.feed_forward(x)
-        return self.feed_forward_norm(
-            checkpoint_name(x + dropout(y, self.dropout_rate, after_feed_forward), "norm_input")
+        norm = functools.partial(
+            LayerNorm, config.hidden_size, config.layer_norm_eps, use_bias=config.norm_bias, stack=stack
         )
+        self.attention_norm = norm()
+        self.feed_forward = FeedForward(config, key=feed_forward, stack=stack)
+        self.feed_forward_norm = norm()
+        self.pre_norm = config.pre_norm
+        self.dropout_rate = config.hidden_dropout_prob
+        self.attention_dropout_rate = config.dropout_rate(config.attention_output_dropout)
+
+    def __call__(
+        self, x: jax.Array, residual: jax.Array | None, visibility: Visibility, keys: Key | None
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Maps x [B, L, D], the result of `SelfAttention.visibility` and keys [`LAYER_KEYS`, B] to [B, L, D].
+
+        Both norms come after a sublayer. Post-LN layers add the next sublayer's output to the normalized x. Pre-LN
+        layers add it to the `residual`, [B, L, D], which they return as well; x is the input of the next sublayer. So
+        the last norm of a layer is that before the next layer's attention, or the encoder's final one, and nothing
+        comes between the embeddings' norm and the first attention.
+        """
+        attention_key, after_attention, after_feed_forward = (None,) * LAYER_KEYS if keys is None else keys
+        y = dropout(self.attention(x, visibility, attention_key), self.attention_dropout_rate, after_attention)
+        residual = checkpoint_name((x if residual is None else residual) + y, "norm_input")
+        x = checkpoint_name(self.attention_norm(residual), "norm_output")
+        y = dropout(self.feed_forward(x, after_feed_forward), self.dropout_rate, after_feed_forward)
+        residual = checkpoint_name((residual if self.pre_norm else x) + y, "norm_input")
+        return self.feed_forward_norm(residual), residual if self.pre_norm else None
 
 
 class Encoder(nnx.Module):
@@ -88,20 +106,26 @@ class Encoder(nnx.Module):
         """`attention` is one of `ATTENTIONS`, `remat` of `REMAT_POLICIES`; `scan_layers` scans or unrolls layers."""
         self.layers = Layer(config, key=key, stack=(config.num_hidden_layers,), attention=attention)
         self.num_layers = config.num_hidden_layers
+        self.period = config.global_attn_every_n_layers
         self.remat = remat
         self.scan_layers = scan_layers
 
     @jax.named_scope("encoder")
     def __call__(
-        self, x: jax.Array, sequence_ids: jax.Array, key: Key | None, *, all_hidden_states: bool = False,
-        gather_layer: GatherLayer | None = None,
+        self, x: jax.Array, sequence_ids: jax.Array, positions: jax.Array, key: Key | None, *,
+        all_hidden_states: bool = False, gather_layer: GatherLayer | None = None,
     ) -> tuple[jax.Array, jax.Array | None]:  # fmt: skip
-        """Maps x [B, L, D] and sequence_ids [B, L] to the last layer's output [B, L, D].
+        """Maps x [B, L, D], sequence_ids and positions [B, L] to the last layer's output [B, L, D].
 
-        With `all_hidden_states` it also returns the outputs of all layers [layers, B, L, D]. `gather_layer` is applied
-        to a layer's parameters before they are used, in the forward pass and again in the backward pass.
+        With `all_hidden_states` it also returns the outputs of all layers [layers, B, L, D]: of pre-LN layers the
+        residual, and of the last one what the final norm makes of it. `gather_layer` is applied to a layer's parameters
+        before they are used, in the forward pass and again in the backward pass.
         """
-        visibility = self.layers.attention.visibility(sequence_ids)  # mask or ids, by kernel; once for all layers
+        # Once for all layers: of a global one, and of the local ones between two of them.
+        visibilities = [
+            self.layers.attention.visibility(sequence_ids, positions, is_local=bool(place))
+            for place in range(min(self.period, 2))
+        ]
         graph, state = nnx.split(self.layers)
         stacked = nnx.to_pure_dict(state)
         # Keys are scan inputs: a stateful generator would give every layer the same dropout mask.
@@ -110,18 +134,42 @@ class Encoder(nnx.Module):
         )
         keys = None if key is None else split(key)  # [layers, LAYER_KEYS, B]
 
-        def run_layer(x: jax.Array, parameters_and_keys: tuple[Any, ...]) -> tuple[jax.Array, jax.Array | None]:
+        def run_layer(visibility: Visibility, carry: Carry, parameters_and_keys: tuple[Any, ...]) -> Any:
             parameters, layer_keys = parameters_and_keys
             if gather_layer is not None:
                 parameters = gather_layer(parameters)
-            x = nnx.merge(graph, parameters)(x, visibility, layer_keys)
-            return x, x if all_hidden_states else None
+            x, residual = nnx.merge(graph, parameters)(*carry, visibility, layer_keys)
+            return (x, residual), (x if residual is None else residual) if all_hidden_states else None
 
+        run: list[Any] = [functools.partial(run_layer, visibility) for visibility in visibilities]
         if self.remat != "none" or gather_layer is not None:
-            # A scan itself keeps XLA from merging the recomputation with the forward pass (prevent_cse).
-            run_layer = jax.checkpoint(run_layer, policy=REMAT_POLICIES[self.remat], prevent_cse=not self.scan_layers)
-        unroll = 1 if self.scan_layers else self.num_layers
-        return jax.lax.scan(run_layer, x, (stacked, keys), unroll=unroll)
+            # A scan over single layers keeps XLA from merging the recomputation with the forward pass (prevent_cse).
+            options = {"policy": REMAT_POLICIES[self.remat], "prevent_cse": not self.scan_layers or self.period > 1}
+            run = [jax.checkpoint(run_one, **options) for run_one in run]
+        carry, layers = (x, x if self.layers.pre_norm else None), (stacked, keys)
+        period, alone = self.period, self.num_layers % self.period
+        unroll = 1 if self.scan_layers else max(self.num_layers // period, 1)
+
+        def run_some(first: int, count: int, carry: Carry, layers: Any) -> tuple[Carry, jax.Array | None]:
+            """Runs `count` layers, of which the first is the encoder's layer `first`, or of the same kind."""
+            outputs: list[Any] = []
+            for place in range(count):
+                layer = jax.tree.map(lambda leaf, place=place: leaf[place], layers)
+                carry, output = run[(first + place) % period > 0](carry, layer)
+                outputs.append(output)
+            return carry, jnp.stack(outputs) if all_hidden_states and outputs else None
+
+        if period == 1:
+            carry, hidden = jax.lax.scan(run[0], carry, layers, unroll=unroll)
+        else:  # local layers have other programs than global ones: scan over periods, after what is left of one
+            carry, before = run_some(0, alone, carry, layers)
+            periods = jax.tree.map(lambda leaf: leaf[alone:].reshape(-1, period, *leaf.shape[1:]), layers)
+            carry, hidden = jax.lax.scan(functools.partial(run_some, alone, period), carry, periods, unroll=unroll)
+            if hidden is not None:
+                hidden = hidden.reshape(-1, *x.shape)
+                hidden = hidden if before is None else jnp.concatenate([before, hidden])
+        last = carry[0]
+        return last, hidden.at[-1].set(last) if self.layers.pre_norm and hidden is not None else hidden
 
 
 Parameters = dict[str, Any]
@@ -131,8 +179,13 @@ HEADS = ("pooler", "mlm_head", "nsp_head")
 """The optional parts of a BERT; `nsp_head` reads the output of `pooler`."""
 
 
+def heads_of(config: BertConfig) -> tuple[str, ...]:
+    """Returns the heads that a model has in pre-training."""
+    return HEADS if config.pooler else ("mlm_head",)
+
+
 class Embeddings(nnx.Module):
-    """The sum of three embeddings. The word table is [V, D] with V padded; the rows beyond `vocab_size` are zero."""
+    """The sum of up to three embeddings. The word table is [V, D], V padded; the rows beyond `vocab_size` are zero."""
 
     def __init__(self, config: BertConfig, *, key: Key):
         words, positions, types = jax.random.split(key, 3)
@@ -140,19 +193,25 @@ class Embeddings(nnx.Module):
         table = truncated_normal(words, (config.vocab_size, size), std)
         padding = config.padded_vocab_size - config.vocab_size
         self.word = parameter(jnp.pad(table, ((0, padding), (0, 0))), "vocab", "embed")
-        self.position = parameter(
-            truncated_normal(positions, (config.max_position_embeddings, size), std), None, "embed"
-        )
-        self.token_type = parameter(truncated_normal(types, (config.type_vocab_size, size), std), None, "embed")
-        self.norm = LayerNorm(size, config.layer_norm_eps)
-        self.dropout_rate = config.hidden_dropout_prob
+
+        def small_table(key: Key, rows: int) -> nnx.Param[jax.Array] | None:
+            return parameter(truncated_normal(key, (rows, size), std), None, "embed") if rows else None
+
+        learned = config.position_embedding_type == "absolute"
+        self.position = small_table(positions, config.max_position_embeddings if learned else 0)
+        self.token_type = small_table(types, config.type_vocab_size)
+        self.norm = LayerNorm(size, config.layer_norm_eps, use_bias=config.norm_bias)
+        self.dropout_rate = config.dropout_rate(config.embedding_dropout)
 
     @jax.named_scope("embeddings")
     def __call__(self, batch: Batch[jax.Array], keys: Key | None, *, dtype: jnp.dtype) -> jax.Array:
         """Maps `input_ids, token_type_ids, positions`, int32 [B, L], to [B, L, D] of `dtype`."""
         # A gather, not a one-hot product: its gradient is a scatter-add, 15 times cheaper on a CPU.
-        x = self.word[...][batch["input_ids"]] + self.position[...][batch["positions"]]
-        x += self.token_type[...][batch["token_type_ids"]]
+        x = self.word[...][batch["input_ids"]]
+        if self.position is not None:
+            x += self.position[...][batch["positions"]]
+        if self.token_type is not None:
+            x += self.token_type[...][batch["token_type_ids"]]
         return dropout(self.norm(x).astype(dtype), self.dropout_rate, keys)
 
 
@@ -180,13 +239,13 @@ class VocabularyProjection:
     Attributes:
       hidden: the predictions before the product, [..., D].
       word_embeddings: fp32 [V, D], with V padded.
-      bias: fp32 [V].
+      bias: fp32 [V], or None.
       vocab_size: size of the vocabulary without padding.
     """
 
     hidden: jax.Array
     word_embeddings: jax.Array
-    bias: jax.Array
+    bias: jax.Array | None
     vocab_size: int
 
     @jax.named_scope("mlm_head")
@@ -196,20 +255,33 @@ class VocabularyProjection:
         words = self.word_embeddings.astype(x.dtype)
         logits = jnp.einsum("nd,vd->nv", x, words, preferred_element_type=jnp.float32)
         is_word = jnp.arange(logits.shape[-1]) < self.vocab_size
-        logits = jnp.where(is_word, add_bias(logits, self.bias), -jnp.inf)
+        logits = jnp.where(is_word, logits if self.bias is None else add_bias(logits, self.bias), -jnp.inf)
         return logits.reshape(*self.hidden.shape[:-1], -1)
 
 
-class MaskedLanguageModelHead(nnx.Module):
-    """Masked-LM head at masked positions: dense(D), activation, LayerNorm, transposed word embeddings, bias."""
+class Transform(nnx.Module):
+    """Layers before an output: dense(D), activation, LayerNorm. A ModernBERT has them in all of its heads."""
 
     def __init__(self, config: BertConfig, *, key: Key):
         size = config.hidden_size
-        self.kernel = parameter(truncated_normal(key, (size, size), config.initializer_range), "embed", "pooled")
-        self.bias = bias((size,), "pooled")
-        self.norm = LayerNorm(size, config.layer_norm_eps)
-        self.output_bias = bias((config.padded_vocab_size,), "vocab")
+        self.kernel = parameter(truncated_normal(key, (size, size), config.output_range), "embed", "pooled")
+        self.bias = bias((size,), "pooled") if config.classifier_bias else None
+        self.norm = LayerNorm(size, config.layer_norm_eps, use_bias=config.norm_bias)
         self.hidden_act = config.hidden_act
+
+    def transform(self, x: jax.Array) -> jax.Array:
+        """Maps [N, D] to [N, D]."""
+        x = jnp.einsum("nd,de->ne", x, self.kernel[...].astype(x.dtype))
+        x = x if self.bias is None else x + self.bias[...].astype(x.dtype)
+        return self.norm(activation(self.hidden_act, x))
+
+
+class MaskedLanguageModelHead(Transform):
+    """Masked-LM head at masked positions: dense(D), activation, LayerNorm, transposed word embeddings, bias."""
+
+    def __init__(self, config: BertConfig, *, key: Key):
+        super().__init__(config, key=key)
+        self.output_bias = bias((config.padded_vocab_size,), "vocab") if config.decoder_bias else None
         self.vocab_size = config.vocab_size
 
     @jax.named_scope("mlm_head")
@@ -217,12 +289,11 @@ class MaskedLanguageModelHead(nnx.Module):
         self, x: jax.Array, masked_positions: jax.Array, word_embeddings: jax.Array
     ) -> VocabularyProjection:  # fmt: skip
         """Maps x [B, L, D] at masked_positions [B, P] to a projection whose `logits` are fp32 [B, P, V]."""
-        dtype = x.dtype
         x = jnp.take_along_axis(x, masked_positions[:, :, None], axis=1)
         x = x.reshape(-1, x.shape[-1])  # all predictions on one axis, for the reason given in `weight_einsum`
-        x = jnp.einsum("nd,de->ne", x, self.kernel[...].astype(dtype)) + self.bias[...].astype(dtype)
-        x = self.norm(activation(self.hidden_act, x)).reshape(*masked_positions.shape, -1)
-        return VocabularyProjection(x, word_embeddings, self.output_bias[...], self.vocab_size)
+        x = self.transform(x).reshape(*masked_positions.shape, -1)
+        output_bias = None if self.output_bias is None else self.output_bias[...]
+        return VocabularyProjection(x, word_embeddings, output_bias, self.vocab_size)
 
 
 class Output(nnx.Module):
@@ -270,20 +341,22 @@ class Bert(nnx.Module):
         embeddings_keys, encoder_keys = split_keys(keys_per_row(key, batch["input_ids"].shape[0]), 2)
         x = self.embeddings(batch, embeddings_keys, dtype=self.dtype)
         last, hidden = self.encoder(
-            x, batch["sequence_ids"], encoder_keys, all_hidden_states=all_hidden_states, gather_layer=gather_layer
-        )
+            x, batch["sequence_ids"], batch["positions"], encoder_keys, all_hidden_states=all_hidden_states,
+            gather_layer=gather_layer,
+        )  # fmt: skip
         return last, None if hidden is None else jnp.concatenate([x[None], hidden])
 
 
 class BertForPreTraining(Bert):
     """BERT: encoder, pooler, masked-LM head (output matrix tied to the word embeddings) and next-sentence head.
 
-    A head that is not in `heads` is None.
+    A head that is not in `heads`, by default `heads_of` the config, is None.
     """
 
-    def __init__(self, config: BertConfig, *, key: Key, heads: Collection[str] = HEADS, **settings: Any):
+    def __init__(self, config: BertConfig, *, key: Key, heads: Collection[str] | None = None, **settings: Any):
         """Initializes fp32 parameters; for `settings` see `Bert`."""
         super().__init__(config, key=key, **settings)
+        heads = heads_of(config) if heads is None else heads
         _, _, pooler, mlm, nsp = jax.random.split(key, 5)
         self.pooler = Pooler(config, key=pooler) if "pooler" in heads else None
         self.mlm_head = MaskedLanguageModelHead(config, key=mlm) if "mlm_head" in heads else None
@@ -338,5 +411,5 @@ def parameter_count(model_config: BertConfig) -> int:
     _, shapes, _ = abstract_parameters(model_config)
     padded = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     padding = model_config.padded_vocab_size - model_config.vocab_size
-    result: int = padded - padding * (model_config.hidden_size + 1)
+    result: int = padded - padding * (model_config.hidden_size + model_config.decoder_bias)
     return result

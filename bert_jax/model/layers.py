@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import jax
@@ -67,8 +68,9 @@ def truncated_normal(key: Key, shape: tuple[int, ...], stddev: float) -> jax.Arr
 
 
 def dense(
-    equation: str, x: jax.Array, kernel: nnx.Param[jax.Array], bias: nnx.Param[jax.Array], part: int | None = None
-) -> jax.Array:
+    equation: str, x: jax.Array, kernel: nnx.Param[jax.Array], bias: nnx.Param[jax.Array] | None,
+    part: int | None = None,
+) -> jax.Array:  # fmt: skip
     """Computes `weight_einsum` plus bias, with a part of axis 1 of the kernel and of axis 0 of the bias if it is given.
 
     For the backward pass x and the kernel are saved as they are: a kernel in the type of x, its part, or x in another
@@ -79,7 +81,8 @@ def dense(
     def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return weight_einsum(equation, x, kernel if part is None else kernel[:, part])
 
-    return add_bias(product(x, kernel[...]), bias[...] if part is None else bias[part])
+    y = product(x, kernel[...])
+    return y if bias is None else add_bias(y, bias[...] if part is None else bias[part])
 
 
 def activation(name: str, x: jax.Array) -> jax.Array:
@@ -95,10 +98,10 @@ def activation(name: str, x: jax.Array) -> jax.Array:
 class LayerNorm(nnx.Module):
     """LayerNorm over the last axis in fp32, with the two-pass variance that an eps of 1e-12 needs."""
 
-    def __init__(self, size: int, eps: float, *, stack: tuple[int, ...] = ()):
+    def __init__(self, size: int, eps: float, *, use_bias: bool = True, stack: tuple[int, ...] = ()):
         names = ("layers",) * len(stack)
         self.scale = parameter(jnp.ones((*stack, size), jnp.float32), *names, "embed", weight_decay=False)
-        self.bias = bias((*stack, size), *names, "embed")
+        self.bias = bias((*stack, size), *names, "embed") if use_bias else None
         self.eps = eps
 
     @jax.named_scope("layer_norm")
@@ -106,42 +109,61 @@ class LayerNorm(nnx.Module):
         """Maps [..., D] to [..., D] in the type of x."""
 
         @rematerialized
-        def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+        def normalize(x: jax.Array, scale: jax.Array, bias: jax.Array | None) -> jax.Array:
             x32 = x.astype(jnp.float32)
             centered = x32 - x32.mean(axis=-1, keepdims=True)
             variance = jnp.square(centered).mean(axis=-1, keepdims=True)
-            return (centered * jax.lax.rsqrt(variance + self.eps) * scale + bias).astype(x.dtype)
+            y = centered * jax.lax.rsqrt(variance + self.eps) * scale
+            return (y if bias is None else y + bias).astype(x.dtype)
 
-        return normalize(x, checkpoint_name(self.scale[...], "norm_scale"), self.bias[...])
+        scale = checkpoint_name(self.scale[...], "norm_scale")
+        return normalize(x, scale, None if self.bias is None else self.bias[...])
 
 
 class FeedForward(nnx.Module):
-    """Feed-forward block: dense(F), activation, dense(D)."""
+    """Feed-forward block: dense(F), activation, dense(D). A gated one multiplies the activation by another dense(F)."""
 
     def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...]):
         up, down = jax.random.split(key)
-        size, inner, std = config.hidden_size, config.intermediate_size, config.initializer_range
+        size, inner = config.hidden_size, config.intermediate_size
+        parts, names = ((2,), ("gate",)) if config.gated_mlp else ((), ())
         self.up_kernel = parameter(
-            truncated_normal(up, (*stack, size, inner), std), "layers", "embed", "mlp", compute_cast=True
-        )
-        self.up_bias = bias((*stack, inner), "layers", "mlp")
+            truncated_normal(up, (*stack, size, *parts, inner), config.initializer_range),
+            "layers", "embed", *names, "mlp", compute_cast=True,
+        )  # fmt: skip
+        self.up_bias = bias((*stack, *parts, inner), "layers", *names, "mlp") if config.mlp_bias else None
         self.down_kernel = parameter(
-            truncated_normal(down, (*stack, inner, size), std), "layers", "mlp", "embed", compute_cast=True
-        )
-        self.down_bias = bias((*stack, size), "layers", "embed")
+            truncated_normal(down, (*stack, inner, size), config.output_range), "layers", "mlp", "embed",
+            compute_cast=True,
+        )  # fmt: skip
+        self.down_bias = bias((*stack, size), "layers", "embed") if config.mlp_bias else None
         self.hidden_act = config.hidden_act
+        self.is_gated = config.gated_mlp
+        self.dropout_rate = config.mlp_dropout
 
     @jax.named_scope("feed_forward")
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps [B, L, D] to [B, L, D]."""
-        inner = checkpoint_name(dense("td,df->tf", x, self.up_kernel, self.up_bias), "feed_forward")
+    def __call__(self, x: jax.Array, keys: Key | None = None) -> jax.Array:
+        """Maps [B, L, D] to [B, L, D]. One key per row [B], also used after the block, turns dropout on."""
+        project = partial(dense, "td,df->tf", x, self.up_kernel, self.up_bias)
+        inner, *gates = [
+            checkpoint_name(project(part), "feed_forward") for part in (range(2) if self.is_gated else [None])
+        ]
+        keep = None
+        if keys is not None and self.dropout_rate:
+            within = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
+            keep = checkpoint_name(dropout_mask(inner.shape, self.dropout_rate, within), "dropout_mask")
 
         @rematerialized
-        def activate_and_project(inner: jax.Array, kernel: jax.Array) -> jax.Array:
-            return weight_einsum("tf,fd->td", activation(self.hidden_act, inner), kernel)
+        def activate_and_project(
+            inner: jax.Array, gates: list[jax.Array], keep: jax.Array | None, kernel: jax.Array
+        ) -> jax.Array:
+            inner = activation(self.hidden_act, inner)
+            for gate in gates:
+                inner *= gate
+            return weight_einsum("tf,fd->td", drop(inner, keep, self.dropout_rate), kernel)
 
-        result: jax.Array = activate_and_project(inner, self.down_kernel[...]) + self.down_bias[...].astype(x.dtype)
-        return result
+        y: jax.Array = activate_and_project(inner, gates, keep, self.down_kernel[...])
+        return y if self.down_bias is None else y + self.down_bias[...].astype(x.dtype)
 
 
 @jax.named_scope("dropout")

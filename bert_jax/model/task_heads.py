@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.batch import Batch
-from bert_jax.model.bert import Bert, GatherLayer, Output, Pooler
+from bert_jax.model.bert import Bert, GatherLayer, Output, Pooler, Transform
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.layers import Key, dropout, keys_per_row, parameter, rematerialized, split_keys
 from bert_jax.model.workarounds import recurrent_initializer
@@ -107,9 +107,10 @@ _IN_CHECKPOINTS = ("kind", "size", "bilstm", "bilstm_layers", "features")
 class BertForTask(Bert):
     """Encoder with a dense layer on each token or on the pooled sequence.
 
-    A sequence is pooled as in pre-training, from the position in `cls_positions`. With a BiLSTM it is pooled to the two
-    final states; with a frozen encoder and no BiLSTM, to the features at that position. A frozen encoder has no
-    dropout.
+    A sequence is pooled as in pre-training, from the position in `cls_positions`, or from the mean of its tokens if
+    `classifier_pooling` says so. A model without a pooler has the masked-LM head's layers on each token or the pooled
+    sequence. With a BiLSTM a sequence is pooled to the two final states; with a frozen encoder and no BiLSTM, to the
+    features at that position. A frozen encoder has no dropout.
     """
 
     def __init__(self, config: BertConfig, *, key: Key, head: TaskHead, **settings: Any):
@@ -118,14 +119,17 @@ class BertForTask(Bert):
         _, _, pooler, bilstm, output = jax.random.split(key, 5)
         sums = head.features.startswith("sum")
         self.mix = LayerMix(len(layers_of(head.features, config))) if sums else None
-        pools = not head.per_token and not head.bilstm and not head.features
+        fine_tunes = not head.bilstm and not head.features
+        pools = config.pooler and fine_tunes and not head.per_token
         self.pooler = Pooler(config, key=pooler) if pools else None
+        self.transform = Transform(config, key=pooler) if fine_tunes and not config.pooler else None
         size = feature_size(head.features, config)
         self.bilstm = (
             BiLstm(size, head.bilstm, key=bilstm, layers=head.bilstm_layers, dropout=head.dropout)
             if head.bilstm else None
         )  # fmt: skip
-        self.output = Output(2 * head.bilstm or size, head.outputs, config.initializer_range, key=output)
+        std = size**-0.5 if config.depth_scaled_init else config.initializer_range
+        self.output = Output(2 * head.bilstm or size, head.outputs, std, key=output)
         self.head = head
 
     def features(
@@ -159,11 +163,22 @@ class BertForTask(Bert):
         if self.bilstm is not None:
             tokens, sequence = self.bilstm(x, batch["sequence_ids"] > 0, bilstm_keys)
             x = tokens if self.head.per_token else sequence
-        elif self.pooler is not None:
-            x = self.pooler(x, batch["cls_positions"])[:, 0]
         elif not self.head.per_token:
-            x = jnp.take_along_axis(x, batch["cls_positions"][:, :, None], axis=1)[:, 0]
+            positions = batch["cls_positions"]
+            if self.config.classifier_pooling == "mean":
+                x, positions = mean_of_tokens(x, batch["sequence_ids"])[:, None], jnp.zeros_like(positions)
+            pool = self.pooler or (lambda x, at: jnp.take_along_axis(x, at[:, :, None], axis=1))
+            x = pool(x, positions)[:, 0]
+        if self.transform is not None:
+            x = self.transform.transform(x.reshape(-1, x.shape[-1])).reshape(x.shape)
         return self.output(dropout(x, self.head.dropout, head_keys))
+
+
+def mean_of_tokens(x: jax.Array, sequence_ids: jax.Array) -> jax.Array:
+    """Averages x [B, L, D] over the tokens of a row that are not padding, in fp32, to [B, D] in the type of x."""
+    is_real = (sequence_ids > 0).astype(jnp.float32)
+    mean = jnp.einsum("bld,bl->bd", x, is_real, preferred_element_type=jnp.float32) / is_real.sum(axis=1)[:, None]
+    return mean.astype(x.dtype)
 
 
 class LayerMix(nnx.Module):

@@ -28,6 +28,7 @@ RULES: dict[str, str | None] = {
     "heads": "tensor",
     "head": None,
     "qkv": None,
+    "gate": None,
     "pooled": None,
     "layers": None,
 }

@@ -207,7 +207,9 @@ class Tokenizer:
     def _added(self) -> set[str]:
         return {token["content"] for token in self.content["added_tokens"]}
 
-    def save(self, folder: str | os.PathLike[str], model_max_length: int | None = None) -> None:
+    def save(
+        self, folder: str | os.PathLike[str], model_max_length: int | None = None, *, has_segments: bool = True
+    ) -> None:
         """Writes `tokenizer.json` and `tokenizer_config.json`, from which `transformers` reads the same tokenizer.
 
         Its class is the generic one, which follows tokenizer.json: BertTokenizer of version 5 limits words to 100
@@ -216,10 +218,11 @@ class Tokenizer:
         Args:
           folder: an existing folder.
           model_max_length: the number of positions of the model; None if there is none.
+          has_segments: whether the model reads `token_type_ids`.
         """
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+            "model_input_names": ["input_ids", *(["token_type_ids"] if has_segments else []), "attention_mask"],
             "do_lower_case": self.lowercase,
             "strip_accents": self.strip_accents,
             **({"model_max_length": model_max_length} if model_max_length else {}),

@@ -38,12 +38,14 @@ def finetuning_flops(config: BertConfig, head: TaskHead, seq_len: int) -> float:
 
 
 def _forward_flops(config: BertConfig, seq_len: int, predictions: int, sequences: int) -> float:
-    d, f = config.hidden_size, config.intermediate_size
-    projections = 2 * seq_len * (4 * d * d + 2 * d * f)
-    attention = 2 * 2 * seq_len * seq_len * d
+    d, f, layers = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    projections = 2 * seq_len * (4 * d * d + (3 if config.gated_mlp else 2) * d * f)
+    global_layers = -(-layers // config.global_attn_every_n_layers)
+    keys = global_layers * seq_len + (layers - global_layers) * min(seq_len, config.local_attention)
+    attention = 2 * 2 * seq_len * keys * d
     mlm_head = 2 * predictions * (d * d + d * config.vocab_size)
-    nsp_head = 2 * sequences * (d * d + 2 * d)
-    return float(config.num_hidden_layers * (projections + attention) + mlm_head + nsp_head)
+    nsp_head = 2 * sequences * (d * d + 2 * d) if config.pooler else 0
+    return float(layers * projections + attention + mlm_head + nsp_head)
 
 
 # By `device_kind`; for NVIDIA a form factor and a memory size may follow.

@@ -13,7 +13,7 @@ WORKDIR/checkpoints/STEP/
 
 Imported parameters have a folder like that of a step, without optimizer, position and config, and with
 
-  heads          the present ones of `model.bert.HEADS` (a step of pre-training has them all)
+  heads          the present ones of `model.bert.HEADS` (a step of pre-training has all that its model has)
 
 Steps of a fine-tuned model have `heads` as well, and
 
@@ -45,7 +45,7 @@ from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.files.atomic import check_version
 from bert_jax.model import BertConfig, abstract_parameters
-from bert_jax.model.bert import HEADS, Parameters
+from bert_jax.model.bert import HEADS, Parameters, heads_of
 from bert_jax.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -243,12 +243,12 @@ def read_checkpoint(folder: epath.Path) -> Checkpoint:
     with convert_read_errors(folder):
         saved = {name.partition("/")[0] for name in _read(folder)}
         items = read_items(folder, [name for name in _JSON_ITEMS if name in saved])
-        position = items.get("position", {})
+        position, config = items.get("position", {}), BertConfig.from_dict(items["bert_config"])
         return Checkpoint(
             path=folder,
-            bert_config=BertConfig.from_dict(items["bert_config"]),
+            bert_config=config,
             tokenizer=Tokenizer.from_json(items["tokenizer"]),
-            heads=tuple(items.get("heads", HEADS)),
+            heads=tuple(items.get("heads", heads_of(config))),
             config=items.get("config", {}),
             step=position.get("next_batch", 0),
             dataset_hashes=tuple(position.get("datasets", ())),

@@ -37,8 +37,12 @@ def bert_config(config: PretrainConfig, vocab_size: int, seq_len: int, source: s
         model = BertConfig.from_dict(sizes)
     except InputError as error:
         raise InputError(f"model.{error}") from error
-    if model.type_vocab_size < 2:
-        raise InputError(f"model.type_vocab_size={model.type_vocab_size}: pairs have segments 0 and 1; set it to 2")
+    if model.type_vocab_size == 1:
+        raise InputError(
+            f"model.type_vocab_size={model.type_vocab_size}: pairs have segments 0 and 1; set it to 2, or 0 for none"
+        )
+    if config.objective.nsp and not model.pooler:
+        raise InputError("objective.nsp=True: model.pooler=False has no next-sentence head; set objective.nsp=False")
     if seq_len > model.max_position_embeddings:
         raise InputError(
             f"{source} has sequences of {seq_len} tokens, but model.max_position_embeddings="
@@ -91,6 +95,7 @@ def check_attention(
         return
     kernel, here = {"pallas": "tpu", "cudnn": "gpu"}[name], platform or mesh.devices.flat[0].platform
     dtype, size, heads = compute_dtype(config.dtype, here), model.hidden_size, model.num_attention_heads
+    every = model.global_attn_every_n_layers
     conditions = {
         f"does not support tensor parallelism, got mesh.tensor={tensor}; set mesh.tensor=1": tensor == 1,
         f"needs {kernel.upper()} devices, got {here.upper()}; run on {kernel.upper()}": here == kernel,
@@ -103,6 +108,7 @@ def check_attention(
         conditions |= {
             f"does not support seq_len={seq_len} in {dtype}; prepare with --seq_len {most} or less": seq_len <= most,
             f"does not support model.hidden_size={size}; choose a multiple of {LANES}": size % LANES == 0,
+            f"does not support model.global_attn_every_n_layers={every}; set it to 1": every == 1,
         }
     else:
         rate = "model.attention_probs_dropout_prob"

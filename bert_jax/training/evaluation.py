@@ -241,7 +241,7 @@ def _check_evaluable(opened: Checkpoint, dataset: PreparedDataset) -> None:
             f"{dataset.folder} has sequences of {dataset.info.seq_len} tokens, but the model supports at most "
             f"{opened.bert_config.max_position_embeddings}; prepare with a smaller --seq_len"
         )
-    if opened.bert_config.type_vocab_size < 2 and dataset.info.options.get("pairs") != "none":
+    if opened.bert_config.type_vocab_size == 1 and dataset.info.options.get("pairs") != "none":
         raise InputError(
             f"{dataset.folder} has pairs of sentences, but the model has no second segment (type_vocab_size=1); "
             "prepare it with --pairs none"

@@ -17,7 +17,9 @@ from bert_jax.config_keys import PretrainConfig
 from bert_jax.data.dataset import DatasetInfo
 from bert_jax.errors import InputError
 from bert_jax.files import remote
-from bert_jax.model.bert import HEADS
+from bert_jax.model import abstract_parameters
+from bert_jax.model.bert import Parameters, heads_of
+from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.sections import flatten, from_mapping, with_values
 from bert_jax.training.checkpoints import Checkpoint, newest_intact, open_checkpoint, other_vocabulary_error
 from bert_jax.training.checks import data_paths
@@ -28,7 +30,10 @@ log = logging.getLogger(__name__)
 
 _LANGUAGE_MODELS = {False: "mlm", True: "ltr"}  # by `is_decoder`
 # Fields in which the model may differ from the checkpoint: they change no shape and no meaning of a parameter.
-_FREE = ("hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range")
+_FREE = (
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "embedding_dropout", "attention_output_dropout",
+    "mlp_dropout", "initializer_range", "depth_scaled_init", "classifier_pooling",
+)  # fmt: skip
 
 
 def open_init(phases: Sequence[Phase]) -> Checkpoint:
@@ -42,7 +47,7 @@ def open_init(phases: Sequence[Phase]) -> Checkpoint:
     if checkpoint.tokenizer.sha256 != dataset.tokenizer.sha256:
         raise other_vocabulary_error(checkpoint, dataset)
     check_sizes(checkpoint, model.to_dict())
-    trained = HEADS if any(phase.config.objective.nsp for phase in phases) else ("mlm_head",)
+    trained = heads_of(model) if any(phase.config.objective.nsp for phase in phases) else ("mlm_head",)
     missing = [head for head in trained if head not in checkpoint.heads]
     if missing and not config.init_missing_heads:
         raise InputError(
@@ -77,8 +82,11 @@ def initialize_from(checkpoint: Checkpoint, spec: StateSpec) -> TrainState:
     shardings = {part: spec.shardings.parameters[part] for part in shared}
     loaded = checkpoint.load_parameters(shardings, parts=shared)
     log.info("Initialized from the parameters of %s", checkpoint.path)
-    before, after = checkpoint.bert_config.max_position_embeddings, len(parts["embeddings"]["position"])
-    if after > before:
+    if "transform" in parts and (transform := _load_transform(checkpoint, spec)):
+        loaded = {**loaded, "transform": transform}
+    table = parts["embeddings"].get("position")
+    before = checkpoint.bert_config.max_position_embeddings
+    if table is not None and (after := len(table)) > before:
         log.info(
             "Positions: %d instead of %d; the embeddings of positions %d to %d start as copies of those from 0",
             after, before, before, after - 1,
@@ -91,6 +99,22 @@ def initialize_from(checkpoint: Checkpoint, spec: StateSpec) -> TrainState:
     if missing := [part for part in parts if part not in loaded]:
         log.info("Initialized randomly from the seed: %s", ", ".join(missing))
     return spec.make(loaded)
+
+
+def _load_transform(checkpoint: Checkpoint, spec: StateSpec) -> Parameters:
+    """Loads the layers before a task's output, which start as another task's or the masked-LM head's; empty without.
+
+    So they do in `transformers`.
+    """
+    shardings, task = spec.shardings.parameters["transform"], checkpoint.task
+    settings: dict[str, Any] = {} if task is None else {"build": BertForTask, "head": TaskHead.from_dict(task)}
+    shapes = abstract_parameters(checkpoint.bert_config, **(settings or {"heads": checkpoint.heads}))[1]
+    part = next((part for part in ("transform", "mlm_head") if part in shapes), None)
+    if part is None:
+        return {}
+    targets = {name: shardings.get(name, spec.shardings.step) for name in shapes[part]}  # output_bias is not kept
+    loaded = checkpoint.load_parameters({part: targets}, parts=[part], **settings)[part]
+    return {name: loaded[name] for name in shardings}
 
 
 # --- Values of a config that a checkpoint decides: -1 for a number and "auto" for a text, as in configs/continue.py

@@ -119,7 +119,7 @@ def projected_cross_entropy(
     Expects labels int32 [B, P] and weights fp32 [B, P]. Logits of more than `LOGITS_BYTES` are computed in equal
     chunks of predictions, each again in the backward pass, so that only those of a chunk are in memory.
     """
-    chunks = -(-4 * labels.size * len(projection.bias) // LOGITS_BYTES)
+    chunks = -(-4 * labels.size * len(projection.word_embeddings) // LOGITS_BYTES)
     if chunks == 1:
         return weighted_cross_entropy(projection.logits(), labels, weights)
 

@@ -47,9 +47,10 @@ log = logging.getLogger(__name__)
 PHASE_KEYS = (
     "data.", "objective.", "global_batch_size", "gradient_accumulation", "max_rows_per_device", "attention", "remat",
     "scan_layers", "gradient_reduce_dtype", "log_every_steps", "eval_every_steps", "eval_batches",
-    "model.hidden_dropout_prob", "model.attention_probs_dropout_prob", "optimizer.learning_rate",
-    "optimizer.warmup_steps", "optimizer.schedule", "optimizer.decay_", "optimizer.weight_decay",
-    "optimizer.grad_clip_norm",
+    "model.hidden_dropout_prob", "model.attention_probs_dropout_prob", "model.embedding_dropout",
+    "model.attention_output_dropout", "model.mlp_dropout", "model.global_rope_theta", "model.local_rope_theta",
+    "optimizer.learning_rate", "optimizer.warmup_steps", "optimizer.schedule", "optimizer.decay_",
+    "optimizer.weight_decay", "optimizer.grad_clip_norm",
 )  # fmt: skip
 
 

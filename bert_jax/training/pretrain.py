@@ -164,8 +164,9 @@ def plan_state(
 
     `platform` is that of the mesh's devices; it is required for an `AbstractMesh`.
     """
-    optimizer = make_optimizer(config.optimizer, abstract_parameters(model)[2])
-    if untrained := make_objective(config).untrained:
+    info = abstract_parameters(model)[2]
+    optimizer = make_optimizer(config.optimizer, info)
+    if untrained := [part for part in make_objective(config).untrained if part in info]:
         optimizer = leave_untrained(optimizer, untrained)
     platform = platform or mesh.devices.flat[0].platform
     settings = model_settings(config, model.num_hidden_layers, platform)

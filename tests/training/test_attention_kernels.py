@@ -132,6 +132,11 @@ def check(platform: str, *, seq_len: int = 128, tensor: int = 1, **overrides: ob
         ("tpu", {"attention": "pallas", "seq_len": 1032, "dtype": "float32"}, r"seq_len=1032\b.*--seq_len 1024"),
         ("tpu", {"attention": "pallas", "model__hidden_size": 192}, r"model\.hidden_size=192\b.* 128\b"),
         ("tpu", {"attention": "pallas", "tensor": 2}, r"mesh\.tensor=2\b.*mesh\.tensor=1\b"),
+        (
+            "tpu",
+            {"attention": "pallas", "model__global_attn_every_n_layers": 3},
+            r"model\.global_attn_every_n_layers=3\b",
+        ),
         ("gpu", {"attention": "pallas"}, "attention=pallas: .*TPU.*GPU"),
         ("tpu", {"attention": "cudnn"}, "attention=cudnn: .*GPU.*TPU"),
         ("gpu", {"attention": "cudnn", "tensor": 2}, r"mesh\.tensor=2\b.*mesh\.tensor=1\b"),

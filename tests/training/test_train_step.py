@@ -12,7 +12,7 @@ import optax
 import pytest
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from support import batches
+from support import batches, modernbert
 
 from bert_jax.ahead_of_time.hlo import read_collectives
 from bert_jax.config import load_config
@@ -118,6 +118,19 @@ def test_step_with_dropout_is_the_same_on_every_mesh(sizes, one_device):
         for name in ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm"):
             np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=name)
     assert_close(run.parameters(), parameters, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("scan_layers", [pytest.param(True, marks=pytest.mark.long), False])
+def test_step_of_modernbert_is_the_same_on_every_mesh(scan_layers: bool):
+    switches = {**modernbert.SWITCHES, "local_attention": 4, "num_hidden_layers": 4, "attention_output_dropout": 0.1}
+    model = BertConfig(**{**WITHOUT_DROPOUT.to_dict(), **switches})
+    alone = Run(model, nsp=False)
+    run = Run(model, nsp=False, data=2, fsdp=2, tensor=2, zero1=True, scan_layers=scan_layers, microbatches=2)
+    for step in range(2):
+        expected, got = alone(make_batch(step)), run(make_batch(step))
+        for name in ("loss", "grad_norm"):
+            np.testing.assert_allclose(got[name], expected[name], rtol=1e-5, err_msg=name)
+    assert_close(run.parameters(), alone.parameters(), rtol=1e-5, atol=2e-5)
 
 
 def test_seed_and_schedule_do_not_recompile():
