@@ -32,7 +32,8 @@ _LANGUAGE_MODELS = {False: "mlm", True: "ltr"}  # by `is_decoder`
 # Fields in which the model may differ from the checkpoint: they change no shape and no meaning of a parameter.
 _FREE = (
     "hidden_dropout_prob", "attention_probs_dropout_prob", "embedding_dropout", "attention_output_dropout",
-    "mlp_dropout", "initializer_range", "depth_scaled_init", "classifier_pooling",
+    "mlp_dropout", "initializer_range", "depth_scaled_init", "classifier_pooling", "global_rope_theta",
+    "local_rope_theta",
 )  # fmt: skip
 
 

@@ -308,6 +308,49 @@ def test_init_that_does_not_fit_is_refused(
         pretrain(config, str(tmp_path / "run"))
 
 
+def test_a_phase_changes_the_rotary_angles_and_the_checkpoint_has_those_of_the_last(dataset_dir: Path, tmp_path: Path):
+    rotary = {
+        "model__position_embedding_type": "rotary", "model__global_rope_theta": 1e4, "optimizer__warmup_steps": 0
+    }  # fmt: skip
+    extended = helpers.small_config(
+        dataset_dir, total_steps=2, phases=({"steps": 1}, {"steps": 1, "model.global_rope_theta": 5.0}), **rotary
+    )
+    pretrain(extended, str(tmp_path / "run"))
+    pretrain(helpers.small_config(dataset_dir, total_steps=2, **rotary), str(tmp_path / "same"))
+    opened, same = (open_checkpoint(str(tmp_path / name)) for name in ("run", "same"))
+    assert (opened.bert_config.global_rope_theta, same.bert_config.global_rope_theta) == (5.0, 1e4)
+    losses = [
+        [row["mlm_loss"] for row in read_metrics(epath.Path(tmp_path / name)) if row.get("split") is None]
+        for name in ("run", "same")
+    ]
+    assert losses[0][0] == losses[1][0]
+    assert losses[0][1] != losses[1][1]
+    again = helpers.small_config(
+        dataset_dir, total_steps=1, init=tmp_path / "same",
+        **{**rotary, "model__global_rope_theta": 5.0},
+    )  # fmt: skip
+    pretrain(again, str(tmp_path / "again"))
+    assert open_checkpoint(str(tmp_path / "again")).bert_config.global_rope_theta == 5.0
+
+
+def test_the_released_recipe_of_modernbert_sees_its_tokens():
+    plans = plan_phases(load_config("modernbert:base_released"))
+    tokens = [(plan.stop - plan.start) * plan.config.global_batch_size * plan.config.data.seq_len for plan in plans]
+    assert sum(tokens[:5]) == pytest.approx(50e9, rel=1e-3)
+    assert sum(tokens[:6]) == pytest.approx(1.7e12, rel=1e-3)
+    assert tokens[6:] == pytest.approx([250e9, 50e9], rel=1e-3)
+    rates = [float(plan.schedule()(step)) for plan in plans for step in (plan.start, plan.stop - 1, plan.stop)]
+    assert rates[0] == 0
+    assert rates[1:18] == pytest.approx([8e-4] * 17)
+    assert rates[18:22] == pytest.approx([3e-4] * 4)
+    assert 0 == rates[23] < rates[22] < 1e-8
+    theta, mask = zip(*((p.config.model.global_rope_theta, p.config.objective.mask_rate) for p in plans), strict=True)
+    assert theta == (1e4,) * 6 + (16e4,) * 2
+    assert set(mask) == {0.3}
+    falling = plan_phases(load_config("modernbert:base_mmbert"))
+    assert [plan.config.objective.mask_rate for plan in falling] == [0.3, 0.15, 0.05]
+
+
 def mixed(dataset_dir, other_dir, **overrides):
     phases = (
         {"steps": 2, "data.packing": True},
