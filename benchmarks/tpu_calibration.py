@@ -18,15 +18,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from record import Record, add_json_argument
 
 from bert_jax.ahead_of_time.compiled_step import estimate_time, open_target
 from bert_jax.tracking.throughput import peak_flops
 
-VMEM_KIB = {"product": {"v6e": 65_536}, "step": {"v6e": 98_304, "tpu7x": 61_440}}
-"""Limit of vector memory that the publications of a chip set by `xla_tpu_scoped_vmem_limit_kib`."""
+VMEM_KIB = {"v6e": 65_536}
+"""Limit of vector memory that a publication set for products by `xla_tpu_scoped_vmem_limit_kib`."""
 TOPOLOGIES = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 GITHUB = "https://github.com/AI-Hypercomputer"
 RECIPES, MAXTEXT = f"{GITHUB}/tpu-recipes/blob/main", f"{GITHUB}/maxtext/blob/main/src/maxtext/configs/tpu"
@@ -54,49 +53,37 @@ COPIES = [  # chip, bytes of the array, GB/s read and written, source
 class Decoder:
     """A step of MaxText on one device: rows of tokens, widths and layers; of 32B on v5p the shards of four devices.
 
-    `saved` are the names of the activations that are not recomputed in the backward pass; None saves all products.
-    `seconds` is the published time, or `tflops` the published rate, by FLOPs with attention as if it were not causal.
+    The backward pass recomputes all of a layer, or with `saves_products` all but its products of weights.
+    `tflops` is the published rate of a device, by FLOPs with attention as if it were not causal.
     """
 
     name: str
     chip: str
-    sizes: tuple[int, ...]  # rows, tokens, width, heads, heads of keys and values, MLP's width, layers, vocabulary
-    saved: tuple[str, ...] | None
+    sizes: tuple[int, ...]  # rows, tokens, width, heads, MLP's width, layers, vocabulary
+    saves_products: bool
+    tflops: float
     source: tuple[str, str]
-    seconds: float = 0.0
-    tflops: float = 0.0
 
     @property
     def published(self) -> float:
-        rows, seq_len, width, heads, kv_heads, mlp, layers, vocab = self.sizes
-        weights = layers * width * (128 * (2 * heads + 2 * kv_heads) + 3 * mlp) + width * vocab
+        rows, seq_len, width, heads, mlp, layers, vocab = self.sizes
+        weights = layers * width * (128 * 4 * heads + 3 * mlp) + width * vocab
         total = rows * seq_len * (6 * weights + 12 * layers * seq_len * 128 * heads)
-        return self.seconds or total / self.tflops / 1e12
+        return total / self.tflops / 1e12
 
     @property
     def attention(self) -> float:
-        """FLOPs of the kernels, causal: forward, forward again if its result is not saved, and 2.5 times backward."""
-        rows, seq_len, _, heads, _, _, layers, _ = self.sizes
-        return (3.5 + ("context" not in (self.saved or ()))) * 2 * rows * layers * seq_len**2 * 128 * heads
-
-
-def recipe(*parts: str) -> tuple[str, str]:
-    return "tpu-recipes: " + parts[-1], "/".join((RECIPES, "training", *parts, "README.md"))
+        """FLOPs of the kernels, causal: forward, forward again, and 2.5 times backward."""
+        rows, seq_len, _, heads, _, layers, _ = self.sizes
+        return 4.5 * 2 * rows * layers * seq_len**2 * 128 * heads
 
 
 V5E, V5P = (("MaxText: performance on " + chip, f"{MAXTEXT}/{chip}/README.md") for chip in ("v5e", "v5p"))
-QKV = ("query", "key", "value")
 STEPS = [
-    Decoder("16B, v5e-256", "v5e", (6, 2048, 4096, 64, 64, 28672, 32, 32000), (), V5E, tflops=120),
-    Decoder("32B, v5e-256", "v5e", (4, 2048, 8192, 64, 64, 28672, 32, 32000), (), V5E, tflops=132),
-    Decoder("32B, v5p-128", "v5p", (24, 2048, 8192, 16, 16, 7168, 32, 8000), None, V5P, tflops=328),
-    Decoder("Mistral 7B, v6e-8", "v6e", (6, 8192, 4096, 32, 8, 14336, 32, 32000), (*QKV, "out"),
-            recipe("trillium", "Mistral-7B-MaxText"), seconds=6.320),
-    Decoder("Llama 3.1 8B, v6e-8", "v6e", (3, 8192, 4096, 32, 8, 14336, 32, 128256), (*QKV, "out"),
-            recipe("trillium", "Llama3.1-8B-MaxText", "v6e-8"), seconds=3.443),
-    Decoder("Llama 3.1 70B, tpu7x, 64 chips", "tpu7x", (2, 8192, 8192, 64, 8, 28672, 80, 128256), (*QKV, "context"),
-            recipe("ironwood"), seconds=12.20),
-]  # fmt: skip
+    Decoder("16B, v5e-256", "v5e", (6, 2048, 4096, 64, 28672, 32, 32000), False, 120, V5E),
+    Decoder("32B, v5e-256", "v5e", (4, 2048, 8192, 64, 28672, 32, 32000), False, 132, V5E),
+    Decoder("32B, v5p-128", "v5p", (24, 2048, 8192, 16, 7168, 32, 8000), True, 328, V5P),
+]
 KINDS = ("product", "copy", "step")
 COLUMNS = {
     "program": "{program}", "chip": "{chip}", "estimate, ms": "{estimate_ms:,.3f}",
@@ -104,14 +91,14 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def loss(saved: tuple[str, ...] | None, params: list[dict], table: Any, head: Any, ids: Any) -> Any:
-    """Returns the loss of a Llama: RMSNorm, rotary positions, grouped queries, SwiGLU; ids [B, L], all in bfloat16."""
+def loss(saves_products: bool, params: list[dict], table: Any, head: Any, ids: Any) -> Any:
+    """Returns the loss of a Llama: RMSNorm, rotary positions, SwiGLU; ids [B, L], all in bfloat16."""
     vocab, heads, length = table.shape[0], params[0]["query"].shape[1], ids.shape[1]
     sizes = splash.BlockSizes(*[512] * 6, block_q_dq=None, block_kv_dq=None, use_fused_bwd_kernel=True)
     mask = splash.MultiHeadMask([splash.CausalMask((length, length))] * heads)
     angles = jnp.arange(length)[:, None] * 10_000 ** (-jnp.arange(64) / 64)
     policies = jax.checkpoint_policies
-    policy = policies.dots_with_no_batch_dims_saveable if saved is None else policies.save_only_these_names(*saved)
+    policy = policies.dots_with_no_batch_dims_saveable if saves_products else policies.nothing_saveable
 
     def norm(x):
         wide = x.astype(jnp.float32)
@@ -125,10 +112,10 @@ def loss(saved: tuple[str, ...] | None, params: list[dict], table: Any, head: An
     @partial(jax.checkpoint, policy=policy)
     def layer(x, p):
         y = norm(x)
-        q, k, v = (checkpoint_name(jnp.einsum("bld,dhk->bhlk", y, p[name]), name) for name in QKV)
+        q, k, v = (jnp.einsum("bld,dhk->bhlk", y, p[name]) for name in ("query", "key", "value"))
         kernel = splash.make_splash_mha_single_device(mask, block_sizes=sizes)
-        context = checkpoint_name(jax.vmap(kernel)(rotate(q) / 128**0.5, rotate(k), v), "context")
-        x = x + checkpoint_name(jnp.einsum("bhlk,hkd->bld", context, p["out"]), "out")
+        context = jax.vmap(kernel)(rotate(q) / 128**0.5, rotate(k), v)
+        x = x + jnp.einsum("bhlk,hkd->bld", context, p["out"])
         y = norm(x)
         return x + (jax.nn.silu(y @ p["gate"]) * (y @ p["up"])) @ p["down"]
 
@@ -151,14 +138,12 @@ def seconds(device: Any, function: Any, *shapes: Any, vmem_kib: int = 0) -> floa
 
 def step_seconds(device: Any, step: Decoder) -> float:
     shape = partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
-    rows, seq_len, d, heads, kv_heads, f, layers, vocab = step.sizes
-    layer = {"query": shape((d, heads, 128)), "out": shape((heads, 128, d))}
-    layer |= dict.fromkeys(("key", "value"), shape((d, kv_heads, 128)))
+    rows, seq_len, d, heads, f, layers, vocab = step.sizes
+    layer = dict.fromkeys(("query", "key", "value"), shape((d, heads, 128))) | {"out": shape((heads, 128, d))}
     layer |= {"gate": shape((d, f)), "up": shape((d, f)), "down": shape((f, d))}
     rest = shape((vocab, d)), shape((d, vocab)), jax.ShapeDtypeStruct((rows, seq_len), jnp.int32)
-    gradient = jax.grad(partial(loss, step.saved), argnums=(0, 1, 2))
-    vmem = VMEM_KIB["step"].get(step.chip, 0)
-    one, two = (seconds(device, gradient, [layer] * count, *rest, vmem_kib=vmem) for count in (1, 2))
+    gradient = jax.grad(partial(loss, step.saves_products), argnums=(0, 1, 2))
+    one, two = (seconds(device, gradient, [layer] * count, *rest) for count in (1, 2))
     return one + (layers - 1) * (two - one) + step.attention / (peak_flops(device.device_kind) or 1.0)
 
 
@@ -173,7 +158,7 @@ def main() -> None:
         device = open_target(topology).devices[0]
         cases: list[tuple[str, str, Any, float, tuple[str, str]]] = [
             *(("product", f"{n:,}³",
-               partial(seconds, device, jnp.matmul, *[shape((n, n))] * 2, vmem_kib=VMEM_KIB["product"].get(chip, 0)),
+               partial(seconds, device, jnp.matmul, *[shape((n, n))] * 2, vmem_kib=VMEM_KIB.get(chip, 0)),
                ms / 1e3, at) for on, n, ms, at in PRODUCTS if on == chip),
             *(("copy", f"{size >> 20:,} MiB", partial(seconds, device, jnp.copy, shape((size // 2048, 1024))),
                2 * size / rate / 1e9, at) for on, size, rate, at in COPIES if on == chip),
