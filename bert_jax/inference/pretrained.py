@@ -158,9 +158,9 @@ class TextModel:
         hidden = np.zeros((len(sequences), longest, self.config.hidden_size), np.float32)
         input_ids = np.full((len(sequences), longest), self.tokenizer.pad_id, np.int32)
         mask = np.zeros((len(sequences), longest), bool)
-        for row, (sequence, found) in enumerate(zip(sequences, states, strict=True)):
+        for row, (sequence, text_hidden) in enumerate(zip(sequences, states, strict=True)):
             length = len(sequence.input_ids)
-            hidden[row, :length], input_ids[row, :length], mask[row, :length] = found, sequence.input_ids, True
+            hidden[row, :length], input_ids[row, :length], mask[row, :length] = text_hidden, sequence.input_ids, True
         return Encoded(hidden, mask, input_ids)
 
     def embed(self, text: Texts, pair: Pairs = None, *, pool: str = "mean", batch_size: int = 32) -> np.ndarray:

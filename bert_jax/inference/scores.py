@@ -115,8 +115,8 @@ def score_texts(model: LoadedModel, texts: Sequence[str], masking: str, bars: Ba
         targets.append(np.stack([np.full_like(positions, number), positions, ends], axis=1))
     copies = MaskedCopies(sequences, targets=np.concatenate(targets))
     with closing(bars(total=model.predictor.batches(copies), desc="score", unit="batch")) as bar:
-        found = np.array(model.outputs(copies, lambda: bar.update(1)), np.float64).reshape(-1)
-    sums = np.bincount(copies.targets[:, 0], found, minlength=len(texts)).tolist()
+        log_probabilities = np.array(model.outputs(copies, lambda: bar.update(1)), np.float64).reshape(-1)
+    sums = np.bincount(copies.targets[:, 0], log_probabilities, minlength=len(texts)).tolist()
     return [
         Score(text, total, len(sequence.input_ids) - 2, len(one) + 2 > limit)
         for text, total, sequence, one in zip(texts, sums, sequences, ids, strict=True)

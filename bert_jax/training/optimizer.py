@@ -10,6 +10,11 @@ gradients are clipped by their global norm first.
 LAMB (You et al. 2020, arXiv:1904.00962) scales the step of each tensor by the tensor's norm, p -= lr |p| / |u| u.
 As in NVIDIA's recipe, tensors without decay (LayerNorms, biases) are not scaled, and bias correction should be on. The
 tensors are those of the paper: one per layer, with query, key and value separate, although parameters are stacked here.
+
+StableAdamW (Wortsman et al. 2023, arXiv:2304.13013) limits AdamW's step of each tensor, see `clip_updates`.
+
+Muon (Jordan et al. 2024) orthogonalizes the momentum of each matrix of the encoder, see `orthogonalize`. The other
+parameters have AdamW.
 """
 
 import functools
@@ -105,8 +110,8 @@ _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 
 def is_matrix(info: ParameterInfo) -> bool:
-    """Returns whether Muon updates a parameter: the weights of the encoder's layers."""
-    return info.weight_decay and "layers" in info.logical_axes
+    """Returns whether Muon updates a parameter: the weights of the encoder's layers that map from or to `embed`."""
+    return info.weight_decay and {"layers", "embed"} <= {*info.logical_axes}
 
 
 def _newton_schulz(y: jax.Array) -> jax.Array:
