@@ -57,7 +57,7 @@ def clip_by_norm(limit: float) -> optax.GradientTransformationExtraArgs:
     return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
-_TENSOR_AXES = ("layers", "qkv")  # axes that stack separate tensors of the paper
+_TENSOR_AXES = ("layers", "qkv", "gate")  # axes that stack separate tensors, of BERT's paper or of a gated layer
 
 
 def _own_axes(info: ParameterInfo) -> tuple[int, ...]:
