@@ -20,12 +20,13 @@ from record import Record, add_json_argument
 
 GIB, MIB = 1 << 30, 1 << 20
 
+THOUSAND = "bert-jax compile --config=bert_large:lamb --topology=v4:8x8x16"
 COMMANDS = [
     *(
         f"bert-jax compile --config=bert_large:lamb_{topology.partition(':')[0]} --topology={topology}"
         for topology in ("v4:4x8x8", "v5e:16x16", "v5p:4x8x8", "v6e:16x16", "tpu7x:4x4x8")
     ),
-    "bert-jax compile --config=bert_large:lamb --topology=v4:8x8x16",
+    THOUSAND,
     f"bert-jax compile --config=bert_large --topology=v4:8x8x16 --config.global_batch_size={1024 * 16}",
     f"bert-jax compile --config=bert_large --topology=v5e:4x4 --config.global_batch_size={16 * 32}",
 ]
@@ -97,7 +98,7 @@ def ring_seconds(collective: dict, topology: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--only", default="", metavar="CHIP", help="v4, v5e, v5p, v6e or tpu7x, or a topology such as v5e:2x4"
+        "--only", default="", metavar="CHIP", help="v4, v5e, v5p, v6e or tpu7x, or a topology such as v5e:4x4"
     )
     add_json_argument(parser, "tpu_time")
     options = parser.parse_args()
@@ -121,6 +122,7 @@ def main() -> None:
         rows[command] = [make_row(found, command) | record.stamp for found in json.loads(done.stdout)["phases"]]
         record.set_table("topologies", COLUMNS, (row for command in COMMANDS for row in rows[command]))
     record.set_table("topologies", COLUMNS, (row for command in COMMANDS for row in rows[command]))
+    record.set_values(minutes_on_1024_chips=60 * sum(row["hours"] for row in rows[THOUSAND]))
     print(record.render("topologies"))
     if failed:
         raise SystemExit("not compiled, earlier rows kept:\n" + "\n".join(failed))
