@@ -2,7 +2,9 @@
 # Runs a study that fits on a laptop: BERT-Tiny pre-trained in three ways and untrained, on real tasks.
 #
 #   BERT_JAX_DATA=FOLDER benchmarks/small_study.sh [OUTPUT] [--config.KEY=VALUE ...]
+#   BERT_JAX_DATA=FOLDER STUDY=modernbert_ladder benchmarks/small_study.sh runs/ladder
 #
+# The second line runs the study of benchmarks/modernbert_ladder.py: the steps from BERT to ModernBERT.
 # FOLDER holds corpus/enwiki/*.jsonl.gz, corpus/books/*.txt.gz and corpus/kowiki/kowiki.jsonl.gz, glue/, squad/, wnut17/
 # and codah/. Vocabulary and datasets are those of reference_cpu.sh. It takes hours on two cores. It may be stopped; the
 # same command resumes it. The tables and their figure are OUTPUT/study/table.* (OUTPUT is runs/small_study by default).
@@ -32,5 +34,5 @@ ln -sf "$data/glue/SST-2/dev.tsv" "$out/tasks/few/dev.tsv"
 [ -e "$out/tasks/korean/train.jsonl" ] ||
   python "$here/korean_pairs.py" "$data/corpus/kowiki/kowiki.jsonl.gz" "$out/tasks/korean"
 
-bert-jax study "$here/small_study.py" --workdir="$out/study" --config.task_data="$out/tasks" \
+bert-jax study "$here/${STUDY:-small_study}.py" --workdir="$out/study" --config.task_data="$out/tasks" \
   --config.pretraining.phases.0.data.path="$out/data32" --config.pretraining.phases.1.data.path="$out/data128" "$@"

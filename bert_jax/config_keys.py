@@ -457,6 +457,9 @@ class StudyConfig(Section):
     task_data: str = ""  # Folder of the tasks' data.
     rows: tuple[StudyRow, ...] = ()  # `StudyRow`s, or dicts with their keys.
     tasks: tuple[StudyTask, ...] = ()  # `StudyTask`s, or dicts with their keys.
+    # Seeds of pre-training: each row is pre-trained once for each of them, and compared with the first row over the
+    # seeds; (): that of `pretraining`.
+    pretraining_seeds: tuple[Seed, ...] = ()
     only_rows: tuple[str, ...] = ()  # Names of rows to run; (): all.
     only_tasks: tuple[str, ...] = ()  # Names of tasks to run; (): all.
     perplexity: bool = False  # True: a column with the perplexity of pre-training on held-out text.

@@ -34,9 +34,9 @@ from ml_collections import ConfigDict
 
 from bert_jax.configs import bert
 
-# Rows of a microbatch on a device, at 128 tokens and at 512, with room to spare (benchmarks/tpu_time.py), data parallel:
-# the model is too small to gain from sharding it. At 512 tokens all arrays of attention fit on a TPU, whose state is
-# sharded; on a GPU they are recomputed.
+# Rows of a microbatch on a device, at 128 tokens and at 512, with room to spare (benchmarks/tpu_time.py), data
+# parallel: the model is too small to gain from sharding it. At 512 tokens all arrays of attention fit on a TPU, whose
+# state is sharded; on a GPU they are recomputed.
 CHIPS = {"v4": (128, 32), "v5e": (64, 16), "v5p": (256, 128), "v6e": (128, 32)}
 # A device of TPU7x, half a chip, has as much memory as v5p.
 CHIPS["tpu7x"] = CHIPS["v5p"]

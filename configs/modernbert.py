@@ -2,7 +2,8 @@
 
     bert-jax pretrain --config=modernbert_base --workdir=runs/modernbert_base --config.data.path=DATASET
     bert-jax pretrain --config=modernbert:large ...
-    bert-jax pretrain --config=modernbert:base_released ... --config.phases.6.data.path=LONG --config.phases.7.data.path=LONG
+    bert-jax pretrain --config=modernbert:base_released ... \\
+      --config.phases.6.data.path=LONG --config.phases.7.data.path=LONG
 
 The model has rotary positions, pre-LN layers, gated feed-forward layers (GeGLU), no biases but that of the output, and
 no segments. Two of three layers attend to 64 tokens on each side only. Each of these steps from BERT is a key of

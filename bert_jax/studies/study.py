@@ -19,9 +19,10 @@ import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from bert_jax.config import load_config
@@ -98,13 +99,28 @@ def plan_rows(config: StudyConfig, folder: epath.Path) -> list[PlannedRow]:
                 raise InputError(
                     f"checkpoint={row.checkpoint!r}: expected one of {', '.join(given)}, and no pretraining in the row"
                 )
-            if not row.checkpoint:
-                pretraining = with_values(config.pretraining, row.pretraining or {})
-                own = str(folder / "pretraining" / _slug(row.name))
-                encoder = encoders.setdefault(json.dumps(to_dict(pretraining)), own)
-            if row in rows:
-                planned.append(_plan_row(config, row, pretraining, encoder, tasks))
+            for keys in _repeat(row, config.pretraining_seeds):
+                if not keys.checkpoint:
+                    pretraining = with_values(config.pretraining, keys.pretraining or {})
+                    own = str(folder / "pretraining" / _slug(keys.name))
+                    encoder = encoders.setdefault(json.dumps(to_dict(pretraining)), own)
+                if row in rows:
+                    planned.append(_plan_row(config, keys, pretraining, encoder, tasks))
     return planned
+
+
+def _repeat(row: StudyRow, seeds: Sequence[int]) -> list[StudyRow]:
+    """Returns a row for each seed of pre-training; the row itself if there are none, and for a given checkpoint."""
+    if not seeds or row.checkpoint:
+        return [row]
+    return [
+        replace(row, name=_name_of_seed(row.name, seed), pretraining={**(row.pretraining or {}), "seed": seed})
+        for seed in seeds
+    ]
+
+
+def _name_of_seed(name: str, seed: int) -> str:
+    return f"{name}, seed {seed}"
 
 
 def _plan_row(
@@ -198,7 +214,10 @@ class Cell:
 
 @dataclass
 class Table:
-    """The results of a study so far; `cells` are by row and column, `paper` by row."""
+    """The results of a study so far; `cells` are by row and column, `paper` by row.
+
+    `repeated` has the rows of each row of the config that is pre-trained with several seeds, in the order of the seeds.
+    """
 
     title: str
     note: str
@@ -206,6 +225,32 @@ class Table:
     rows: Sequence[str]
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     cells: dict[tuple[str, str], Cell] = field(default_factory=dict)
+    repeated: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def over_seeds(self) -> list[dict[str, Any]]:
+        """Returns the rows of `repeated` with the columns of which all seeds have a cell.
+
+        Each has the mean over seeds of pre-training of the means over restarts, its standard deviation, and the
+        `paired_bootstrap` of its difference from the first row.
+        """
+        rows: list[dict[str, Any]] = []
+        first: dict[str, list[Sequence[float]]] = {}
+        for name, members in self.repeated.items():
+            columns = {}
+            for column in self.columns:
+                cells = [self.cells[row, column] for row in members if (row, column) in self.cells]
+                if len(cells) < len(members):
+                    continue
+                values = [cell.values for cell in cells]
+                deviation = statistics.stdev(cell.mean for cell in cells) if len(cells) > 1 else None
+                columns[column] = {"mean": statistics.fmean(cell.mean for cell in cells), "deviation": deviation}
+                if rows and column in first:
+                    bounds = paired_bootstrap(values, first[column])
+                    columns[column] |= dict(zip(("difference", "low", "high"), bounds, strict=True))
+                elif not rows:
+                    first[column] = values
+            rows.append({"name": name, "columns": columns})
+        return rows
 
     def as_json(self) -> dict[str, Any]:
         """Returns version, title, note, columns and `rows`: the scores of each cell, and the paper's."""
@@ -219,8 +264,30 @@ class Table:
             rows.append({"name": row, "columns": columns})
         return {
             "format_version": TABLE_VERSION, "title": self.title, "note": self.note, "columns": list(self.columns),
-            "rows": rows,
+            "rows": rows, "over_seeds": self.over_seeds(),
         }  # fmt: skip
+
+
+def paired_bootstrap(
+    ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], samples: int = 10_000
+) -> tuple[float, float, float]:
+    """Returns the difference of the means of two rows, and the bounds of its 95% interval.
+
+    Both have values of the same seeds of pre-training and, for each, of restarts of fine-tuning. A sample draws seeds
+    once for both rows, and restarts for each: a multi-bootstrap (Sellam et al. 2022, arXiv:2106.16163) that draws no
+    examples of the test set.
+    """
+    generator = np.random.default_rng(0)
+    seeds = generator.integers(len(ours), size=(samples, len(ours), 1))
+
+    def means(row: Sequence[Sequence[float]]) -> np.ndarray:
+        values = np.array(row)
+        restarts = generator.integers(values.shape[1], size=(samples, *values.shape))
+        result: np.ndarray = values[seeds, restarts].mean(axis=(1, 2))
+        return result
+
+    low, high = np.quantile(means(ours) - means(theirs), (0.025, 0.975)).tolist()
+    return float(np.mean(ours) - np.mean(theirs)), low, high
 
 
 def render(table: Table) -> str:
@@ -235,14 +302,32 @@ def render(table: Table) -> str:
             numbers = [number for number in (cell.mean, cell.deviation) if number is not None] if cell else []
             line.append(" ± ".join(f"{number:.{digits}f}" for number in numbers))
             line += [f"{papers[row]:.{digits}f}" if row in papers else ""] if papers else []
-    cells = [heads, ["---"] * len(heads), *lines]
     parts = [
         f"# {table.title}" if table.title else "# Study",
         "Mean ± standard deviation over restarts of fine-tuning, at the learning rate with the best median.",
         *([table.note] if table.note else []),
-        "\n".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in cells),
+        _markdown(heads, lines),
     ]
+    if table.repeated:
+        parts += [
+            "Mean ± standard deviation over seeds of pre-training; in brackets the difference from the first row, and "
+            "its 95% interval by a bootstrap over seeds and restarts.",
+            _markdown(["", *table.columns], [[row["name"], *_over_seeds(table, row)] for row in table.over_seeds()]),
+        ]
     return "\n\n".join(parts) + "\n"
+
+
+def _over_seeds(table: Table, row: Mapping[str, Any]) -> Iterator[str]:
+    for column in table.columns:
+        numbers = {key: f"{value:.{2 if column == PERPLEXITY else 1}f}" for key, value in
+                   row["columns"].get(column, {}).items() if value is not None}  # fmt: skip
+        text = " ± ".join(numbers[key] for key in ("mean", "deviation") if key in numbers)
+        yield text + (" ({difference}: {low} to {high})".format(**numbers) if "low" in numbers else "")
+
+
+def _markdown(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    cells = [heads, ["---"] * len(heads), *lines]
+    return "\n".join(f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in cells)
 
 
 # --- Runs -------------------------------------------------------------------------------------------------------------
@@ -269,6 +354,8 @@ def study(config: StudyConfig, workdir: str, *, stop: StopSignal | None = None, 
     table = Table(
         config.title, config.note, [*([PERPLEXITY] if config.perplexity else []), *columns],
         [row.keys.name for row in rows], {row.keys.name: row.keys.paper for row in rows},
+        repeated={row.name: [_name_of_seed(row.name, seed) for seed in config.pretraining_seeds] for row in config.rows
+                  if config.pretraining_seeds and not row.checkpoint and row.name in (config.only_rows or (row.name,))},
     )  # fmt: skip
 
     def write() -> None:

@@ -154,7 +154,7 @@ def test_profile_has_the_parts_of_each_layer_and_gradients_are_reduced_beside_th
         f"--topology={topology}", "--profile", config="bert_large", timeout=900, global_batch_size=512,
         model__num_hidden_layers=4,
     )  # fmt: skip
-    reduced = {is_beside: 0 for is_beside in (True, False)}
+    reduced = dict.fromkeys((True, False), 0)
     for one in phase["collectives"]:
         reduced[one["asynchronous"]] += one["bytes"] if "reduce" in one["kind"] else 0
     weights_of_layers = 4 * weights(1024, 4)
