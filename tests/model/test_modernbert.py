@@ -58,9 +58,8 @@ def test_bert_has_the_parameters_the_loss_and_the_gradients_that_it_had_before_t
 
 def make_batch(length: int):
     """Returns a full row, one with padding, and one with three packed sequences, whose positions restart."""
-    ids = np.repeat([[1] * 12, [1] * 8 + [0] * 4, [1] * 3 + [2] * 6 + [3] * 2 + [0]], -(-length // 12), axis=1)[
-        :, :length
-    ]
+    twelfths = [[1] * 12, [1] * 8 + [0] * 4, [1] * 3 + [2] * 6 + [3] * 2 + [0]]
+    ids = np.repeat(twelfths, -(-length // 12), axis=1)[:, :length]
     batch = batches.make_batch(predictions=12, vocab_size=300, sequence_ids=ids)
     starts = [[np.flatnonzero(row == number)[0] for number in row] for row in ids]
     return {**batch, "positions": (np.arange(length) - np.array(starts)).astype(np.int32)}
