@@ -56,6 +56,31 @@ def test_bert_has_the_parameters_the_loss_and_the_gradients_that_it_had_before_t
     assert total == pytest.approx(210.13887433926925, rel=1e-6)
 
 
+def make_batch(length: int):
+    """Returns a full row, one with padding, and one with three packed sequences, whose positions restart."""
+    twelfths = [[1] * 12, [1] * 8 + [0] * 4, [1] * 3 + [2] * 6 + [3] * 2 + [0]]
+    ids = np.repeat(twelfths, -(-length // 12), axis=1)[:, :length]
+    batch = batches.make_batch(predictions=12, vocab_size=300, sequence_ids=ids)
+    starts = [[np.flatnonzero(row == number)[0] for number in row] for row in ids]
+    return {**batch, "positions": (np.arange(length) - np.array(starts)).astype(np.int32)}
+
+
+def torch_loss(model, batch):
+    """Returns the loss, and the hidden states [layers + 1, B, L, D], of each sequence alone."""
+    torch, _ = require_torch()
+    total, hidden = 0, np.zeros((model.config.num_hidden_layers + 1, *batch["input_ids"].shape, 64))
+    for row, number in ((0, 1), (1, 1), (2, 1), (2, 2), (2, 3)):
+        at = np.flatnonzero(batch["sequence_ids"][row] == number)
+        alone = {"input_ids": batch["input_ids"][row : row + 1, at], "sequence_ids": np.ones((1, len(at)))}
+        output = modernbert.torch_outputs(model, alone, output_hidden_states=True)
+        hidden[:, row, at] = torch.cat(output.hidden_states).detach().numpy()
+        inside = np.isin(batch["masked_positions"][row], at)
+        logits = output.logits[0, batch["masked_positions"][row][inside] - at[0]]
+        labels, weights = (torch.tensor(batch[name][row][inside]) for name in ("masked_ids", "masked_weights"))
+        total += (weights * torch.nn.functional.cross_entropy(logits, labels.long(), reduction="none")).sum()
+    return total / batch["masked_weights"].sum(), hidden
+
+
 @pytest.mark.parametrize(
     ("length", "fields", "settings"),
     [
@@ -65,18 +90,9 @@ def test_bert_has_the_parameters_the_loss_and_the_gradients_that_it_had_before_t
     ],
 )
 def test_hidden_states_loss_and_gradients(length: int, fields: dict, settings: dict, tmp_path: Path):
-    torch, _ = require_torch()
     model = modernbert.save_torch(tmp_path / "hf", **fields)
-    source = open_source(str(tmp_path / "hf"))
-    lengths = np.array([[length], [length * 2 // 3], [length // 2 + 1]])
-    batch = batches.make_batch(predictions=12, vocab_size=300, sequence_ids=np.arange(length) < lengths)
-    output = modernbert.torch_outputs(model, batch, output_hidden_states=True)
-    at = torch.tensor(batch["masked_positions"]).long()[..., None].expand(-1, -1, output.logits.shape[-1])
-    costs = torch.nn.functional.cross_entropy(
-        output.logits.gather(1, at).flatten(0, 1), torch.tensor(batch["masked_ids"]).long().flatten(), reduction="none"
-    )
-    weights = torch.tensor(batch["masked_weights"]).flatten()
-    expected = (weights * costs).sum() / weights.sum()
+    source, batch = open_source(str(tmp_path / "hf")), make_batch(length)
+    expected, expected_hidden = torch_loss(model, batch)
     expected.backward()
 
     graph, _, _ = abstract_parameters(source.bert_config, heads=source.heads, **settings)
@@ -84,9 +100,9 @@ def test_hidden_states_loss_and_gradients(length: int, fields: dict, settings: d
     last, hidden = jax.jit(lambda parameters: nnx.merge(graph, parameters).encode(arrays, all_hidden_states=True))(
         parameters
     )
-    assert len(hidden) == len(output.hidden_states)
-    for number, (ours, theirs) in enumerate(zip([*hidden, last], [*output.hidden_states, output.hidden_states[-1]])):  # noqa: B905
-        assert_relative(np.asarray(ours)[real], theirs.detach().numpy()[real], f"hidden state {number}")
+    np.testing.assert_array_equal(hidden[-1], last)
+    for number, (ours, theirs) in enumerate(zip(hidden, expected_hidden, strict=True)):
+        assert_relative(np.asarray(ours)[real], theirs[real], f"hidden state {number}")
     loss, gradients = jax.jit(jax.value_and_grad(lambda parameters: mlm_loss(nnx.merge(graph, parameters), arrays)))(
         parameters
     )
@@ -98,27 +114,6 @@ def test_hidden_states_loss_and_gradients(length: int, fields: dict, settings: d
         if name.endswith("Wqkv.bias"):  # that of keys is zero but for rounding
             ours[name], gradient = (np.delete(bias.reshape(3, -1), 1, axis=0) for bias in (ours[name], gradient))
         assert_relative(ours[name], gradient, name)
-
-
-@pytest.mark.parametrize("reach", [8, 512])  # in blocks, and masked
-def test_packed_sequences_are_encoded_as_each_alone(reach: int, tmp_path: Path):
-    model = modernbert.save_torch(tmp_path / "hf", local_attention=2 * reach)
-    source = open_source(str(tmp_path / "hf"))
-    lengths = [23, 40, 9]
-    ids = np.random.default_rng(0).integers(5, 300, 80).astype(np.int32)
-    sequence_ids, positions = np.zeros((2, 1, 80), np.int32)
-    starts = [sum(lengths[:number]) for number in range(len(lengths))]
-    for number, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-        sequence_ids[0, start : start + length], positions[0, start : start + length] = number + 1, np.arange(length)
-    graph, _, _ = abstract_parameters(source.bert_config, heads=source.heads)
-    batch = {"input_ids": ids[None], "sequence_ids": sequence_ids, "positions": positions}
-    packed = jax.jit(lambda parameters: nnx.merge(graph, parameters).encode(jax.tree.map(jnp.asarray, batch))[0])(
-        source.load_parameters()
-    )
-    for start, length in zip(starts, lengths, strict=True):
-        alone = {"input_ids": ids[None, start : start + length], "sequence_ids": np.ones((1, length))}
-        expected = modernbert.torch_outputs(model, alone, output_hidden_states=True).hidden_states[-1]
-        assert_relative(packed[:, start : start + length], expected.detach().numpy(), f"sequence from {start}")
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -162,22 +157,13 @@ def test_local_layers_cost_less_than_global_ones():
 def test_each_dropout_has_its_place_and_rate(monkeypatch: pytest.MonkeyPatch):
     rates = {"embedding_dropout": 0.1, "attention_output_dropout": 0.2, "mlp_dropout": 0.3, "hidden_dropout_prob": 0.4}
     config = BertConfig(**{**CONFIG.to_dict(), **rates, "num_hidden_layers": 1, "global_attn_every_n_layers": 1})
-    drawn, draw = [], layers.dropout_mask
-    monkeypatch.setattr(layers, "dropout_mask", lambda shape, rate, keys: (drawn.append((shape[-1], rate)),
-                                                                           draw(shape, rate, keys))[1])  # fmt: skip
+    dropped = []
+    monkeypatch.setattr(
+        layers, "drop", lambda x, keep, rate: (dropped.append((x.shape[-1], rate)) if rate else None, x)[1]
+    )
     graph, parameters = models.initialize(config)
     nnx.merge(graph, parameters).encode(batches.make_device_batch(), jax.random.key(0))
-    assert [place for place in drawn if place[1]] == [(64, 0.1), (64, 0.2), (80, 0.3), (64, 0.4)]
-
-
-def test_dropout_within_the_feed_forward_layer_changes_its_output():
-    block = layers.FeedForward(
-        BertConfig(**{**CONFIG.to_dict(), "mlp_dropout": 0.5}), key=jax.random.key(0), stack=(1,)
-    )
-    graph, state = nnx.split(block)
-    block, x = nnx.merge(graph, jax.tree.map(lambda leaf: leaf[0], state)), jnp.ones((2, 3, 64))
-    dropped = block(x, jax.random.split(jax.random.key(1), 2))
-    assert not np.isclose(dropped, block(x)).any()
+    assert dropped[:4] == [(64, 0.1), (64, 0.2), (80, 0.3), (64, 0.4)]
 
 
 def test_new_weights_that_end_a_sublayer_are_smaller_by_depth():
