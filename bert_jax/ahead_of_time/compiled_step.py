@@ -114,7 +114,7 @@ VOCAB_SIZE = 30_522
 SEQ_LEN = 128
 """Defaults if neither the config nor a dataset sets them."""
 LEFT_OUT = (
-    "collectives, custom kernels such as attention=pallas, and gathers on the sparse cores of v5p, v6e and TPU7x, which "
+    "collectives, custom kernels such as attention=pallas, and gathers on sparse cores of v5p, v6e and TPU7x, which "
     "have no estimate; overlap of instructions; copies and other instructions bound by memory take what XLA estimates "
     "for them"
 )

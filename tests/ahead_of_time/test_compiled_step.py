@@ -60,7 +60,8 @@ def test_there_is_no_estimate_without_cycles_clock_or_program(kind: str, program
 
 
 def test_clocks_follow_from_the_peak_and_the_matrix_units():
-    for kind, gigahertz in {"TPU v4": 1.05, "TPU v5 lite": 1.503, "TPU v5p": 1.75, "TPU v6e": 1.75, "TPU7x": 2.2}.items():
+    clocks = {"TPU v4": 1.05, "TPU v5 lite": 1.503, "TPU v5p": 1.75, "TPU v6e": 1.75, "TPU7x": 2.2}
+    for kind, gigahertz in clocks.items():
         assert estimate_time(PROGRAM, kind, 1e12)["clock_hz"] == pytest.approx(gigahertz * 1e9, rel=2e-3)
 
 
