@@ -23,7 +23,7 @@ Parameters: 336,226,108 with 30,522 pieces.
     lamb      85,261,811,712  7,038 x 65,536 x 128, then 1,563 x 32,768 x 512; the same for lamb_v4 and so on
 
 Hardware, time: not yet run. docs/numbers/performance.md has what `bert-jax compile` computes ahead of time: the memory
-of 8, 256 and 1,024 TPU chips, and a lower bound of the time of a step.
+and time of a step on 256 and 1,024 TPU chips, and the hours of a phase.
 Score to expect: an MLM loss of 1.17 (perplexity 3.23, the paper's table 6); with LAMB, 1.265 +- 0.023 in NVIDIA's
 DeepLearningExamples, probably with NSP's loss.
 """
