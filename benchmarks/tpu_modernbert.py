@@ -1,0 +1,77 @@
+"""Compiles ModernBERT-BASE at 1,024 and 8,192 tokens for 16 TPUs, beside BERT-BASE; prints memory and XLA's time.
+
+    python benchmarks/tpu_modernbert.py                # some 30 minutes on two cores; --only v5p for one chip's rows
+
+Requires the tpu-aot extra and no TPU. BERT-BASE has as many learned positions as a row has tokens. Tokens per second
+are those of a chip, by XLA's estimate, which leaves out collectives. A run that is stopped continues with the first
+command that lacks rows of this code.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+
+from record import Record, add_json_argument
+
+LENGTHS = {1_024: ("global_batch_size=256",), 8_192: ("global_batch_size=32", "remat=attention")}
+"""Tokens of a row, and the keys that go with them."""
+MODELS = {"modernbert_base": (), "bert_base": ("objective.nsp=False", "objective.mask_rate=0.3")}
+COMMANDS = [
+    " ".join([
+        f"bert-jax compile --config={model} --topology={topology} --config.data.seq_len={tokens}",
+        f"--config.model.max_position_embeddings={tokens} --config.data.packing=False",
+        *(f"--config.{key}" for key in (*MODELS[model], *LENGTHS[tokens])),
+    ])
+    for topology in ("v5e:4x4", "v5p:2x2x4") for tokens in LENGTHS for model in MODELS
+]  # fmt: skip
+MEASURES = (
+    "bert_jax/ahead_of_time/compiled_step.py", "bert_jax/ahead_of_time/hlo.py", "bert_jax/model", "bert_jax/parallel",
+    "bert_jax/tracking/throughput.py", "bert_jax/training/train_step.py", "configs/modernbert.py",
+)  # fmt: skip
+COLUMNS = {
+    "model": "{model}",
+    "topology": "{topology}",
+    "rows x tokens": "{rows} x {tokens:,}",
+    "peak / HBM, GiB": "{peak_gib:.2f} / {hbm_gib:.2f}",
+    "reduced, MiB": "{reduced_mib:,.0f}",
+    "gathered, MiB": "{gathered_mib:,.0f}",
+    "estimated ms": "{step_ms:,.1f}",
+    "estimated MFU": "{mfu:.1%}",
+    "tokens per second": "{tokens_per_second:,.0f}",
+}
+
+
+def measure(command: str) -> dict:
+    done = subprocess.run(
+        [sys.executable, "-m", "bert_jax.cli", *command.split()[1:], "--json"],
+        stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    (phase,) = json.loads(done.stdout)["phases"]
+    seconds, rows, tokens = phase["estimate"]["seconds"], phase["rows_per_device"], phase["seq_len"]
+    sent = {kind: sum(one["bytes"] for one in phase["collectives"] if kind in one["kind"]) for kind in
+            ("reduce", "gather")}  # fmt: skip
+    return {
+        "command": command, "model": command.split("--config=")[1].split()[0], "topology": phase["topology"],
+        "rows": rows, "tokens": tokens, "peak_gib": phase["peak_bytes"] / 2**30, "hbm_gib": phase["hbm_bytes"] / 2**30,
+        "reduced_mib": sent["reduce"] / 2**20, "gathered_mib": sent["gather"] / 2**20, "step_ms": 1e3 * seconds,
+        "mfu": phase["estimate"]["mfu"], "tokens_per_second": rows * tokens / seconds,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="TEXT", help="commands that contain the text, such as v5p")
+    add_json_argument(parser, "tpu_modernbert")
+    options = parser.parse_args()
+    record = Record(options.json, MEASURES, packages=("libtpu",))
+    rows = {row["command"]: row for row in record.earlier("steps")}
+    for command in (command for command in COMMANDS if options.only in command):
+        if rows.get(command, {}).get("code") != record.stamp["code"]:
+            rows[command] = measure(command) | record.stamp
+        record.set_table("steps", COLUMNS, (rows[command] for command in COMMANDS if command in rows))
+    print(record.render("steps"))
+
+
+if __name__ == "__main__":
+    main()
