@@ -32,9 +32,7 @@ def load(name: str) -> ModuleType:
 
 def steps_of_phases(model: BertConfig, mask_rate: float, first: BertConfig) -> list[int]:
     """Returns the steps with as many FLOPs as those of the first row, which predicts 15% of the tokens."""
-    return [
-        round(steps * flops(first, tokens, 0.15) / flops(model, tokens, mask_rate)) for steps, _, tokens in PHASES
-    ]
+    return [round(steps * flops(first, tokens, 0.15) / flops(model, tokens, mask_rate)) for steps, _, tokens in PHASES]
 
 
 def flops(model: BertConfig, tokens: int, mask_rate: float) -> float:

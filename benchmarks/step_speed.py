@@ -6,8 +6,9 @@ All sides train the same batch of 8 rows of 128 tokens with dropout of 0.1, Adam
 float32. They are processes that take turns, so that a busy machine slows all of them, in
 short rounds: a process that has waited for half a minute may be slower, because a virtual machine took its memory.
 Ratios are medians over the rounds, with minimum and maximum. `torch` is BertForPreTraining as it comes, which computes
-the logits of all tokens. `torch, tuned` computes those of the predictions alone and has the fused AdamW. `torch,
-compiled` is tuned, with `torch.compile`, which needs a C++ compiler. The matrix product is of 2,048 x 2,048, by XLA.
+the logits of all tokens; of a ModernBERT it is ModernBertForMaskedLM. `torch, tuned` computes those of the predictions
+alone and has the fused AdamW. `torch, compiled` is tuned, with `torch.compile`, which needs a C++ compiler. The matrix
+product is of 2,048 x 2,048, by XLA.
 """
 
 import argparse
@@ -134,7 +135,8 @@ def _jax_rounds(model: str, seconds: float) -> Callable[[], float]:
     tune_malloc()  # as the commands do, before threads start
     from on_gpu.steps import Rounds, Setting, Step
 
-    return Rounds(Step(Setting(model, ROWS, SEQ_LEN, overrides=(("dtype", "float32"),))), seconds, most=1000)
+    overrides = (("dtype", "float32"), ("optimizer.name", "adamw"))
+    return Rounds(Step(Setting(model, ROWS, SEQ_LEN, overrides=overrides)), seconds, most=1000)
 
 
 def _product_rounds(seconds: float) -> Callable[[], float]:
@@ -161,27 +163,38 @@ def _torch_rounds(name: str, config_name: str, seconds: float) -> Callable[[], f
     import torch
     from on_gpu.steps import VOCAB_SIZE, Setting, make_batch
     from torch_batch import torch_inputs
-    from transformers import BertConfig, BertForPreTraining
+    from transformers import BertConfig, BertForPreTraining, ModernBertConfig, ModernBertForMaskedLM
 
     from bert_jax.config import load_config
+    from bert_jax.interop.architectures import model_config
+    from bert_jax.model import BertConfig as Sizes
     from bert_jax.sections import to_dict
 
     config = load_config(config_name)
+    settings, is_tuned, is_modern = config.optimizer, name != "torch", not config.model.pooler
+    sizes = Sizes.from_dict(to_dict(config.model) | {"vocab_size": VOCAB_SIZE})
     torch.manual_seed(0)
-    model = BertForPreTraining(BertConfig(**to_dict(config.model) | {"vocab_size": VOCAB_SIZE})).train()
-    settings, is_tuned = config.optimizer, name != "torch"
+    if is_modern:
+        special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
+        keys = model_config(sizes) | special | {"sparse_prediction": is_tuned}
+        model = ModernBertForMaskedLM(ModernBertConfig(**keys)).train()
+    else:
+        model = BertForPreTraining(BertConfig(**sizes.to_dict())).train()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=settings.learning_rate, betas=(settings.b1, settings.b2), eps=settings.eps,
         weight_decay=settings.weight_decay, fused=is_tuned,
     )  # fmt: skip
     inputs = torch_inputs(make_batch(Setting(config_name, ROWS, SEQ_LEN))[0], "cpu")
-    loss = _gathered_loss(model, inputs) if is_tuned else lambda: model(**inputs).loss
+    if is_modern:
+        inputs = {key: inputs[key] for key in ("input_ids", "attention_mask", "labels")}
+    loss = _gathered_loss(model, inputs) if is_tuned and not is_modern else lambda: model(**inputs).loss
     if name.startswith(COMPILED):
         loss = torch.compile(loss)
 
     def step() -> None:
         loss().backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip_norm)
+        if settings.grad_clip_norm:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip_norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

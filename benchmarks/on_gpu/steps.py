@@ -142,7 +142,9 @@ class Step:
         optimizer = make_optimizer(config.optimizer, abstract_parameters(self.model)[2])
         self.spec = describe(self.mesh, config, self.model, optimizer)
         schedule = learning_rate_schedule(config.optimizer.learning_rate, 0, 1_000_000)
-        step = make_train_step(self.mesh, self.spec, optimizer, schedule, pretraining(nsp=True), seed=config.seed)
+        step = make_train_step(
+            self.mesh, self.spec, optimizer, schedule, pretraining(nsp=self.model.pooler), seed=config.seed
+        )
         began = time.perf_counter()
         with jax.set_mesh(self.mesh), jax.default_matmul_precision(setting.precision):
             shapes = map_arrays(
