@@ -122,7 +122,7 @@ def main() -> None:
         rows[command] = [make_row(found, command) | record.stamp for found in json.loads(done.stdout)["phases"]]
         record.set_table("topologies", COLUMNS, (row for command in COMMANDS for row in rows[command]))
     record.set_table("topologies", COLUMNS, (row for command in COMMANDS for row in rows[command]))
-    record.set_values(minutes_on_1024_chips=60 * sum(row["hours"] for row in rows[THOUSAND]))
+    record.set_values(minutes_on_1024_chips=60 * sum(row.get("hours", 0) for row in rows[THOUSAND]))
     print(record.render("topologies"))
     if failed:
         raise SystemExit("not compiled, earlier rows kept:\n" + "\n".join(failed))

@@ -98,11 +98,11 @@ def open_target(topology: str | None, slices: int = 1) -> Target:
 
 
 def out_of_memory(error: Exception) -> tuple[int, int] | None:
-    """Parses (bytes needed, bytes available) from the compiler's out-of-memory error; None for another error."""
+    """Parses (bytes needed, bytes available) of HBM from the compiler's out-of-memory error; None for another error."""
     text = str(error)
     size = r"([\d.]+)([KMGT]?)"
     found = re.search(rf"(?:Used |\(){size}\)? (?:of|exceeds available HBM) \(?{size}", text)
-    if "RESOURCE_EXHAUSTED" not in text or not found:
+    if "RESOURCE_EXHAUSTED" not in text or "memory space vmem" in text or not found:
         return None
     needed, available = (int(float(found[i]) * _UNITS[found[i + 1]]) for i in (1, 3))
     return needed, available

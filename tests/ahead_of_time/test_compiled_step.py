@@ -147,7 +147,7 @@ def test_phase_that_does_not_fit_is_printed_and_ends_with_status_2(
             (770, 95.74),
         ),
         ("INTERNAL: Used 20.5G of 15.75G hbm", None),
-        ("RESOURCE_EXHAUSTED: scoped vmem", None),
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 16.08M of 16.00M vmem.", None),
     ],
 )
 def test_what_the_compiler_says_of_too_little_memory(text, expected):

@@ -121,6 +121,17 @@ def test_a_topology_that_libtpu_refuses_is_one_line():
     assert line.startswith("bert-jax compile: --topology=v5e:3x3: ")
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1000)
+def test_a_step_of_a_thousand_chips_fits_into_the_vector_memory_of_v4():
+    found = compiled(
+        "--topology=v4:8x8x16", config="bert_large", timeout=900, global_batch_size=16 * 1024,
+        model__num_hidden_layers=2,
+    )  # fmt: skip
+    assert found["fits"]
+    assert found["peak_bytes"] < 2**30
+
+
 def recorded(command: str) -> list[dict]:
     """Rows of a command's phases in the results of benchmarks/tpu_time.py."""
     results = json.loads((Path(__file__).parents[2] / "benchmarks/results/tpu_time.json").read_text())
