@@ -55,7 +55,7 @@ class OptimizerKeys(Section):
     # 0 in the last decay_steps. A key that a schedule does not read is refused.
     schedule: Literal["linear", "polynomial", "constant", "wsd", "cosine"] = "linear"
     decay_power: PositiveNumber = 1.0  # polynomial: p.
-    decay_steps: StepsOrShare = 0.2  # wsd: steps; below 1 a share of the schedule's steps, rounded down.
+    decay_steps: StepsOrShare = 0.2  # wsd: steps; below 1 a share of the schedule's steps, at least 1.
     # wsd: after a share x of the decay, the rate is peak * (1 - sqrt(x)), or with linear peak * (1 - x).
     decay_form: Literal["1-sqrt", "linear"] = "1-sqrt"
     weight_decay: NotNegativeNumber = 0.01  # Biases and LayerNorms have none.
@@ -227,7 +227,7 @@ class PretrainDataKeys(DataKeys):
 class PretrainOptimizerKeys(OptimizerKeys):
     """Optimizer and learning rate."""
 
-    # Steps, linear from 0; below 1 a share of the schedule's steps, rounded down.
+    # Steps, linear from 0; below 1 a share of the schedule's steps, at least 1.
     warmup_steps: StepsOrShare = 10_000
     restart_schedule: bool = False  # True: every phase has a warm-up and a decay of its own.
 

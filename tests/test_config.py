@@ -168,7 +168,7 @@ def test_a_warmup_that_exceeds_the_run_is_refused():
         ({"schedule": "cosine", "decay_steps": 5}, r"optimizer\.decay_steps=5: .*schedule=cosine.* .*schedule=wsd"),
         ({"schedule": "constant", "decay_form": "linear"}, r"optimizer\.decay_form=linear: .*optimizer\.schedule=wsd"),
         ({"schedule": "wsd", "decay_steps": 31}, r"optimizer\.decay_steps=31: .*\b30 .*\b40 .*decay_steps=6$"),
-        ({"schedule": "wsd", "decay_steps": 0.01}, r"optimizer\.decay_steps=0\.01: 0 .*optimizer\.decay_steps=6$"),
+        ({"schedule": "wsd", "decay_steps": 0}, r"optimizer\.decay_steps=0: 0 .*optimizer\.decay_steps=6$"),
         ({"schedule": "wsd", "warmup_steps": 0.9}, r"optimizer\.decay_steps=0\.2: 8 .*\b4 .*optimizer\.decay_steps=1$"),
         ({"schedule": "cosine", "warmup_steps": 40}, r"optimizer\.warmup_steps=40: .*total_steps=40\b"),
         ({"warmup_steps": 1.5}, r"optimizer\.warmup_steps=1\.5: must be steps, or a share"),

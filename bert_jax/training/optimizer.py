@@ -232,7 +232,8 @@ def make_optimizer(config: OptimizerKeys, info: Parameters) -> optax.GradientTra
     # them. The arrays of Muon's state have other shapes: `claim_workdir` refuses a change from or to it.
     is_stable = config.name == "stable_adamw"
     matrices = jax.tree.map(lambda one: one if config.name == "muon" and is_matrix(one) else False, info)
-    clip = clip_by_norm(config.grad_clip_norm) if config.grad_clip_norm else optax.identity()
+    unclipped = optax.with_extra_args_support(optax.identity())
+    clip = clip_by_norm(config.grad_clip_norm) if config.grad_clip_norm else unclipped
     optimizer = optax.chain(
         clip,
         scale_by_adam(
@@ -248,8 +249,8 @@ _DEFAULTS = OptimizerKeys()
 
 
 def count_steps(steps_or_share: float, total_steps: int) -> int:
-    """Returns a number of steps; a number below 1 is a share of `total_steps`, rounded down."""
-    return int(steps_or_share * total_steps) if steps_or_share < 1 else int(steps_or_share)
+    """Returns a number of steps; a number below 1 is a share of `total_steps`, rounded down to 1 or more."""
+    return max(1, int(steps_or_share * total_steps)) if 0 < steps_or_share < 1 else int(steps_or_share)
 
 
 def check_schedule(recipe: OptimizerKeys, warmup_steps: float, total_steps: int) -> None:
