@@ -145,6 +145,7 @@ def model_config(config: BertConfig) -> dict[str, Any]:
     model_type, fields = model_type_of(config), config.to_dict()
     if model_type == "bert":
         return {"model_type": model_type, **{name: fields[name] for name in _BERT}}
+    fields["embedding_dropout"] = config.dropout_rate(config.embedding_dropout)  # a number, also for None
     return {"model_type": model_type, **{theirs: fields[ours] for ours, (theirs, _) in _MODERNBERT.items()}}
 
 

@@ -9,11 +9,13 @@ from support.devices import one_device  # noqa: F401
 from support.torch_models import require_torch
 
 import bert_jax
+from bert_jax.config import load_config
 from bert_jax.errors import InputError
 from bert_jax.finetuning.finetune import finetune
 from bert_jax.interop import huggingface
 from bert_jax.interop.importing import import_checkpoint, open_source
 from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.sections import to_dict
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.pretrain import pretrain
 
@@ -122,6 +124,17 @@ def test_a_model_between_bert_and_modernbert_is_not_exported(switch: dict, vocab
     name, value = next(iter(switch.items()))
     with pytest.raises(InputError, match=f"{name}={value}"):
         huggingface.export(checkpoint, str(tmp_path / "hf"))
+
+
+def test_a_model_of_the_config_is_exported_and_loads_in_transformers(vocabulary: list[str], tmp_path: Path):
+    _, transformers = require_torch()
+    switches = to_dict(load_config("modernbert_base").model) | {"hidden_size": 32, "intermediate_size": 48}
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": len(vocabulary)}
+    checkpoint = sources.write_checkpoint(tmp_path / "checkpoint", vocabulary, heads=("mlm_head",), **switches | sizes)
+    huggingface.export(checkpoint, str(tmp_path / "hf"))
+    loaded, info = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(info.values())
+    assert type(loaded).__name__ == "ModernBertForMaskedLM"
 
 
 def test_training_continues_from_an_imported_model(tmp_path: Path):
