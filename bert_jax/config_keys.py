@@ -227,7 +227,7 @@ class PretrainDataKeys(DataKeys):
 class PretrainOptimizerKeys(OptimizerKeys):
     """Optimizer and learning rate."""
 
-    # Steps, linear from 0; below 1 a share of the schedule's steps, at least 1.
+    # Steps, linear from 0; below 1 a share of the schedule's steps, rounded down.
     warmup_steps: StepsOrShare = 10_000
     restart_schedule: bool = False  # True: every phase has a warm-up and a decay of its own.
 

@@ -58,7 +58,7 @@ def with_neighbours(x: jax.Array, size: int) -> jax.Array:
 
 
 class Visibility(NamedTuple):
-    """What attention reads of the positions in a row.
+    """Positions in a row that attention reads, and their rotation.
 
     Attributes:
       mask: a result of `attention_mask`; sequence ids int32 [B, L] for "pallas", which compares them.

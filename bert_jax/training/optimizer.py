@@ -249,8 +249,13 @@ _DEFAULTS = OptimizerKeys()
 
 
 def count_steps(steps_or_share: float, total_steps: int) -> int:
-    """Returns a number of steps; a number below 1 is a share of `total_steps`, rounded down to 1 or more."""
-    return max(1, int(steps_or_share * total_steps)) if 0 < steps_or_share < 1 else int(steps_or_share)
+    """Returns a number of steps; a number below 1 is a share of `total_steps`, rounded down."""
+    return int(steps_or_share * total_steps) if steps_or_share < 1 else int(steps_or_share)
+
+
+def count_decay_steps(recipe: OptimizerKeys, total_steps: int) -> int:
+    """Returns the steps of `recipe`'s decay; a share of `total_steps` above 0 has at least one."""
+    return max(count_steps(recipe.decay_steps, total_steps), 1 if recipe.decay_steps else 0)
 
 
 def check_schedule(recipe: OptimizerKeys, warmup_steps: float, total_steps: int) -> None:
@@ -268,7 +273,7 @@ def check_schedule(recipe: OptimizerKeys, warmup_steps: float, total_steps: int)
                 f"optimizer.{key}={value}: has no effect with optimizer.schedule={recipe.schedule}; set "
                 f"optimizer.schedule={reader}, or optimizer.{key}={default}"
             )
-    warmup, decay = count_steps(warmup_steps, total_steps), count_steps(recipe.decay_steps, total_steps)
+    warmup, decay = count_steps(warmup_steps, total_steps), count_decay_steps(recipe, total_steps)
     if recipe.schedule == "wsd" and not 1 <= decay <= total_steps - warmup:
         raise InputError(
             f"optimizer.decay_steps={recipe.decay_steps}: {decay} steps of decay must be at least 1, and at most the "
@@ -300,7 +305,7 @@ def learning_rate_schedule(
       start: the step of the run that is step 0 of the schedule.
     """
     name = recipe.schedule if recipe.schedule != "wsd" else f"wsd, {recipe.decay_form}"
-    warmup, decay = (count_steps(steps, total_steps) for steps in (warmup_steps, recipe.decay_steps))
+    warmup, decay = count_steps(warmup_steps, total_steps), count_decay_steps(recipe, total_steps)
     counts = (np.int32(count) for count in (warmup, decay, total_steps, start))
     return jax.tree_util.Partial(_rate_of(name), np.float32(peak), np.float32(recipe.decay_power), *counts)
 

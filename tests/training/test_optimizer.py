@@ -139,6 +139,21 @@ def papers_tensors(tree):
     return tensors
 
 
+def updated(optimizer, parameters, reference, steps: int):
+    """Parameters and state after random gradients, with a decaying rate; `reference` takes the same steps."""
+    state, update, rng = optimizer.init(parameters), jax.jit(optimizer.update), np.random.default_rng(0)
+    for step in range(steps):
+        scale = 10.0 ** rng.uniform(-4, 0)  # now above the clip, now below
+        gradients = jax.tree.map(
+            lambda leaf, scale=scale: np.float32(scale * rng.standard_normal(leaf.shape)), parameters
+        )
+        learning_rate = 1e-3 * (1 - step / steps)
+        direction, state = update(gradients, state, parameters)
+        parameters = jax.tree.map(lambda p, d, lr=learning_rate: p - lr * d, parameters, direction)
+        reference.step(papers_tensors(gradients), learning_rate)
+    return parameters, state
+
+
 @pytest.mark.parametrize(
     ("name", "bias_correction", "clip"),
     [
@@ -153,19 +168,8 @@ def test_a_hundred_updates_against_plain_numpy(name, bias_correction, clip):
     _, parameters = initialize(SMALL)
     _, _, info = abstract_parameters(SMALL)
     optimizer = make_optimizer(config, info)
-    state = optimizer.init(parameters)
-    update = jax.jit(optimizer.update)
     reference = NumpyOptimizer(papers_tensors(parameters), name, bias_correction, clip)
-    rng = np.random.default_rng(0)
-    for step in range(100):
-        scale = 10.0 ** rng.uniform(-4, 0)  # now above the clip, now below
-        gradients = jax.tree.map(
-            lambda leaf, scale=scale: np.float32(scale * rng.standard_normal(leaf.shape)), parameters
-        )
-        learning_rate = 1e-3 * (1 - step / 100)
-        direction, state = update(gradients, state, parameters)
-        parameters = jax.tree.map(lambda p, d, lr=learning_rate: p - lr * d, parameters, direction)
-        reference.step(papers_tensors(gradients), learning_rate)
+    parameters, _ = updated(optimizer, parameters, reference, steps=100)
     got = papers_tensors(parameters)
     assert got.keys() == reference.p.keys()
     for key, expected in reference.p.items():
@@ -216,17 +220,9 @@ def test_fifty_updates_of_muon_against_torch(orthogonalized_in, monkeypatch):
     config = load_config("default", {"optimizer.name": "muon", "optimizer.bias_correction": True}).optimizer
     _, parameters = initialize(SMALL)
     optimizer = make_optimizer(config, abstract_parameters(SMALL)[2])
-    first, state, update = papers_tensors(parameters), optimizer.init(parameters), jax.jit(optimizer.update)
-    reference, rng = TorchMuon(torch, first), np.random.default_rng(0)
-    for step in range(50):
-        scale = 10.0 ** rng.uniform(-4, 0)
-        gradients = jax.tree.map(
-            lambda leaf, scale=scale: np.float32(scale * rng.standard_normal(leaf.shape)), parameters
-        )
-        learning_rate = 1e-3 * (1 - step / 50)
-        direction, state = update(gradients, state, parameters)
-        parameters = jax.tree.map(lambda p, d, lr=learning_rate: p - lr * d, parameters, direction)
-        reference.step(papers_tensors(gradients), learning_rate)
+    first = papers_tensors(parameters)
+    reference = TorchMuon(torch, first)
+    parameters, state = updated(optimizer, parameters, reference, steps=50)
     for key, found in papers_tensors(parameters).items():
         expected = reference.p[key].detach().numpy().reshape(found.shape)
         if orthogonalized_in == "float32" or reference.kind(key) != "muon":
