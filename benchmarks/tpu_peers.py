@@ -11,7 +11,8 @@ data parallel, with masked-LM and next-sentence loss, all dropout, bfloat16 comp
 - Scenic: its model, loss and clipping of gradients, as its config of BERT pre-training sets them (PreLN), in the large
   variant, and `optax.scale_by_adam`. `shard_map` takes the place of its `pmap`.
 - transformers: `FlaxBertForPreTraining` of 4.57, the last version with Flax models, with `optax.adamw` and the loss of
-  its example run_mlm_flax.py. Its head predicts all positions.
+  its example run_mlm_flax.py. Its head predicts all positions. It drops the same probabilities of attention in all rows
+  and heads; "BERT's dropout" is the same model with a mask for each, which BERT and all other steps have.
 - plain: the functions below, with gathered predictions and `optax.adamw`; layers unrolled, which is better than a scan.
 
 A peer that does not fit is compiled with half of the rows. One that is absent is left out, with a line that says so. A
@@ -116,6 +117,18 @@ class Transformers:
         return gradients
 
 
+class TransformersWithBertsDropout(Transformers):
+    """The same, with attention dropout that differs between rows and heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        module = importlib.import_module("transformers.models.bert.modeling_flax_bert")
+        weights = importlib.import_module("flax.linen.attention").dot_product_attention_weights
+        module.dot_product_attention_weights = lambda *args, **options: weights(
+            *args, **options | {"broadcast_dropout": False}
+        )
+
+
 class Plain:
     """A step as one writes it in an afternoon."""
 
@@ -168,7 +181,10 @@ class Plain:
         return jnp.average(losses, weights=batch["masked_lm_weights"]) + nsp.mean()
 
 
-PEERS = {"Scenic": Scenic, "transformers, Flax": Transformers, "plain": Plain}
+PEERS = {
+    "Scenic": Scenic, "transformers, Flax": Transformers,
+    "transformers, Flax, BERT's dropout": TransformersWithBertsDropout, "plain": Plain,
+}  # fmt: skip
 
 
 def compile_peer(peer: Any, target: Any, seq_len: int, rows: int, predictions: int) -> Any:
