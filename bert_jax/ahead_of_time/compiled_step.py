@@ -26,6 +26,7 @@ from bert_jax.parallel.mesh import BATCH_AXES, count_slices, make_mesh
 from bert_jax.tracking.throughput import peak_flops, training_flops
 from bert_jax.training.checks import check_config, check_mixture, data_paths
 from bert_jax.training.initialization import fill_in_from_checkpoint
+from bert_jax.training.objectives import objective_name
 from bert_jax.training.phases import Plan, abstract_batch, fit_plan, make_masking, plan_phases
 from bert_jax.training.pretrain import plan_step
 
@@ -209,6 +210,7 @@ def compile_step(target: Target, plan: Plan, *, profile: bool = False) -> dict[s
         "mesh": dict(mesh.shape),
         "first_step": plan.start + 1,
         "last_step": plan.stop,
+        "objective": objective_name(config),
         "seq_len": seq_len,
         "predictions": predictions,
         "global_batch_size": rows,

@@ -18,6 +18,7 @@ from bert_jax.parallel.sharding import shard_bytes
 from bert_jax.sections import checked
 from bert_jax.tracking.throughput import device_kind, peak_flops, pretraining_work
 from bert_jax.training.initialization import fill_in_from_checkpoint, open_init
+from bert_jax.training.objectives import objective_name
 from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.pretrain import plan_state
 from bert_jax.training.run import claim_workdir, workdir_path
@@ -113,6 +114,7 @@ def _describe(phase: Phase, mesh: AbstractMesh) -> dict[str, Any]:
         "first_step": phase.start + 1,
         "last_step": phase.stop,
         "steps": phase.stop - phase.start,
+        "objective": objective_name(config),
         "seq_len": phase.seq_len,
         "global_batch_size": rows,
         "gradient_accumulation": config.gradient_accumulation,

@@ -373,7 +373,8 @@ def study(config: StudyConfig, workdir: str, *, stop: StopSignal | None = None, 
             if row.pretraining is not None:
                 log.info("Pre-training row %r", name)
                 pretrain(row.pretraining, row.encoder, stop=stop, bars=bars)
-                losses = [line["mlm_loss"] for line in read_metrics(epath.Path(row.encoder)) if _is_scored(line)]
+                lines = (line for line in read_metrics(epath.Path(row.encoder)) if line.get("split") == "eval")
+                losses = [line[key] for line in lines for key in ("mlm_loss", "ltr_loss") if line.get(key) is not None]
                 if config.perplexity and losses and not row.keys.finetuning.get("from_scratch"):
                     table.cells[name, PERPLEXITY] = Cell([math.exp(losses[-1])])
                 write()
@@ -393,10 +394,6 @@ def study(config: StudyConfig, workdir: str, *, stop: StopSignal | None = None, 
 
 def _cell_folder(folder: epath.Path, row: PlannedRow, task: StudyTask) -> epath.Path:
     return folder / "finetuning" / _slug(row.keys.name) / _slug(task.name)
-
-
-def _is_scored(line: Mapping[str, Any]) -> bool:
-    return line.get("split") == "eval" and line.get("mlm_loss") is not None
 
 
 # --- Names ------------------------------------------------------------------------------------------------------------

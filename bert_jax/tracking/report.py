@@ -143,19 +143,32 @@ def _html(table: Table) -> str:
 
 
 def curves(run: ReportedRun) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yields panel, label and points [n, 2], steps and values, of each curve."""
+    """Yields panel, label and points [n, 2], steps and values, of each curve.
+
+    If phases have different objectives, `loss` has a curve for each, whose label names it.
+    """
     for split in ("eval", "training"):
         rows = run.splits[split]
+        objectives = dict.fromkeys(map(_objective, rows))
         for key in dict.fromkeys(key for row in rows for key in row):
             if _NO_CURVES.fullmatch(key):
                 continue
-            points = np.array([(row["step"], row[key]) for row in rows if key in row])
-            parts = np.array_split(points, min(MOST_POINTS, len(points)))
             part, _, panel = key.rpartition("/")
-            label = part or split
-            if key == "unigram_loss":
-                panel, label = "mlm_loss", "unigram baseline"
-            yield panel, label, np.stack([part.mean(0) for part in parts])
+            for name in objectives if key in ("loss", "unigram_loss") else [None]:
+                shown = [row for row in rows if key in row and name in (None, _objective(row))]
+                if not shown:
+                    continue
+                label = f"{split}, {name}" if key == "loss" and len(objectives) > 1 else part or split
+                if key == "unigram_loss":
+                    panel, label = "ltr_loss" if "ltr_loss" in shown[0] else "mlm_loss", "unigram baseline"
+                points = np.array([(row["step"], row[key]) for row in shown])
+                pieces = np.array_split(points, min(MOST_POINTS, len(points)))
+                yield panel, label, np.stack([piece.mean(0) for piece in pieces])
+
+
+def _objective(row: Mapping[str, Any]) -> str:
+    """Returns the objective of a row of metrics by the parts of its loss, such as "mlm + nsp"."""
+    return " + ".join(name for name in ("ltr", "mlm", "nsp") if f"{name}_loss" in row)
 
 
 def make_figure(runs: Sequence[ReportedRun]) -> Any:
@@ -172,12 +185,13 @@ def make_figure(runs: Sequence[ReportedRun]) -> Any:
     named: set[str] = set()
     for run, panel, label, points in drawn:
         place, name = divmod(panels.index(panel), 2), escape(run.name)
+        kind = label.partition(",")[0]
         figure.add_scatter(
             x=points[:, 0].tolist(), y=points[:, 1].tolist(), name=escape(run.name[-_LONGEST_NAME:]), legendgroup=name,
-            opacity=0.5 if label == "training" else 1.0, showlegend=name not in named,
-            mode="lines" if label in ("training", "unigram baseline") and len(points) > 1 else "lines+markers",
-            line={"color": colors[run.name], "dash": _DASHES.get(label, "dot")},
-            marker_symbol="line-ew-open" if label == "unigram baseline" else "circle",
+            opacity=0.5 if kind == "training" else 1.0, showlegend=name not in named,
+            mode="lines" if kind in ("training", "unigram baseline") and len(points) > 1 else "lines+markers",
+            line={"color": colors[run.name], "dash": _DASHES.get(kind, "dot")},
+            marker_symbol="line-ew-open" if kind == "unigram baseline" else "circle",
             hovertemplate=f"{name}, {escape(label)}: %{{y:.5g}} at %{{x:,}}<extra></extra>",
             row=place[0] + 1, col=place[1] + 1,
         )  # fmt: skip

@@ -99,7 +99,10 @@ RATES = ("examples_per_second", "tokens_per_second", "mfu", "step_seconds", "inp
 """Names of the metrics of `Throughput.rates`."""
 NOT_REPRODUCIBLE = (*RATES, "time")
 """Names of all metrics that differ between two runs of the same config."""
-_FIRST = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "loss", "tokens_per_second", "input_wait_share")
+_FIRST = (
+    "mlm_loss", "mlm_accuracy", "ltr_loss", "ltr_accuracy", "nsp_loss", "nsp_accuracy", "loss", "tokens_per_second",
+    "input_wait_share",
+)  # fmt: skip
 
 
 def summary(values: Mapping[str, float]) -> str:

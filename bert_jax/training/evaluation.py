@@ -66,7 +66,7 @@ def make_eval_step(
     def evaluation_sums(model: Any, rows: Batch[jax.Array]) -> dict[str, Sums]:
         numerators, counts = objective.sums(model, rows, None), objective.denominators(rows)
         numerators["unigram_loss"] = (rows["unigram_nats"] * rows["masked_weights"]).sum()
-        counts["unigram_loss"] = counts["mlm_loss"]
+        counts["unigram_loss"] = rows["masked_weights"].sum()
         here = {"numerators": numerators, "denominators": counts}
         sums: dict[str, Sums] = jax.lax.psum(here, batch_mesh_axes(mesh))
         return sums
@@ -92,10 +92,10 @@ class Evaluator:
     def run(self, parameters: Parameters, on_batch: Callable[[], Any] = lambda: None) -> dict[str, float]:
         """Returns `loss, mlm_loss, mlm_accuracy, nsp_loss, nsp_accuracy` and `unigram_loss`; losses in nats.
 
-        Those of each dataset follow if there are several. A next-sentence head that is not trained has no loss and no
-        accuracy. `unigram_loss` is the loss of predicting
-        every target from the word frequencies of the training split: a model above it has learned nothing yet. Calls
-        `on_batch` after each batch.
+        Those of each dataset follow if there are several. A left-to-right model has `ltr_loss` and `ltr_accuracy`
+        instead. A next-sentence head that is not trained has no loss and no accuracy. `unigram_loss` is the loss of
+        predicting every target from the word frequencies of the training split: a model above it has learned nothing
+        yet. Calls `on_batch` after each batch.
         """
         is_mixture = len(self._loader.datasets) > 1
         totals: dict[str, np.ndarray] = {}  # numerator and denominator, in float64
@@ -214,7 +214,8 @@ def evaluate_checkpoint(
     graph, _, info = abstract_parameters(opened.bert_config, dtype=dtype, heads=opened.heads)
     shardings = parameter_shardings(mesh, info)
     loader = EvalLoader([dataset], batch_size=rows, left_to_right=opened.bert_config.is_decoder)
-    objective = make_objective(config) if config else pretraining(nsp=True)
+    lm = "ltr" if opened.bert_config.is_decoder else "mlm"
+    objective = make_objective(config) if config else pretraining(nsp=True, lm=lm)
     evaluator = Evaluator(mesh, graph, shardings, loader, objective)
     parameters = opened.load_parameters(shardings)
     check_finite(opened, parameters)

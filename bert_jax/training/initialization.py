@@ -155,7 +155,7 @@ def fill_in_from_checkpoint(config: PretrainConfig, workdir: epath.Path | None =
     given = {key: value for key, value in flatten(config.model) if f"model.{key}" not in open_keys}
     given.pop("vocab_size")
     if "objective.lm" not in open_keys:
-        given["is_decoder"] = config.objective.lm == "ltr"
+        given["is_decoder"] = plan_phases(config)[0].config.objective.lm == "ltr"
     check_sizes(checkpoint, given)
     values = _checkpoint_values(checkpoint, config)
     filled = with_values(config, {key: values[key] for key in open_keys})

@@ -42,19 +42,19 @@ class Objective:
         return sum(weight * means[name] for name, weight in self.weights.items() if name in means)
 
 
-def _pretraining_sums(model: Any, batch: Batch[jax.Array], keys: jax.Array | None, *, nsp: bool) -> Sums:
+def _pretraining_sums(model: Any, batch: Batch[jax.Array], keys: jax.Array | None, *, lm: str, nsp: bool) -> Sums:
     """Sums the numerators of both losses and accuracies over a (micro)batch; skips a missing head.
 
     `model` is called as `BertForPreTraining`, with a dropout key per row [B] or None.
     """
 
-    def mlm_sums(projection: VocabularyProjection) -> tuple[jax.Array, jax.Array]:
+    def lm_sums(projection: VocabularyProjection) -> tuple[jax.Array, jax.Array]:
         return projected_cross_entropy(projection, batch["masked_ids"], batch["masked_weights"])
 
-    mlm, nsp_logits = model(batch, keys, mlm_output=mlm_sums)
+    language_model, nsp_logits = model(batch, keys, mlm_output=lm_sums)
     sums: Sums = {}
-    if mlm is not None:
-        sums["mlm_loss"], sums["mlm_accuracy"] = mlm
+    if language_model is not None:
+        sums[f"{lm}_loss"], sums[f"{lm}_accuracy"] = language_model
     if nsp and nsp_logits is not None:
         sums["nsp_loss"], sums["nsp_accuracy"] = weighted_cross_entropy(
             nsp_logits, batch["next_sentence_labels"], batch["next_sentence_weights"]
@@ -70,27 +70,33 @@ def divide(sums: Sums, by: Sums) -> Sums:
     }
 
 
-def pretraining(*, nsp: bool) -> Objective:
+def pretraining(*, nsp: bool, lm: str = "mlm") -> Objective:
     """Returns the paper's objective: the masked-LM loss plus, where `nsp`, the next-sentence loss.
 
-    Without `nsp` the pooler and the next-sentence head are not trained, and there is no next-sentence loss or accuracy.
+    With `lm` "ltr" it is the loss of every next token, and its name is `ltr_loss`. Without `nsp` the pooler and the
+    next-sentence head are not trained, and there is no next-sentence loss or accuracy.
     """
 
     def denominators(batch: Batch[jax.Array]) -> Sums:
         predictions, pairs = batch["masked_weights"].sum(), batch["next_sentence_weights"].sum()
-        counts = {"mlm_loss": predictions, "mlm_accuracy": predictions}
+        counts = {f"{lm}_loss": predictions, f"{lm}_accuracy": predictions}
         return counts | {"nsp_loss": pairs, "nsp_accuracy": pairs} if nsp else counts
 
     return Objective(
-        functools.partial(_pretraining_sums, nsp=nsp), denominators,
-        {"mlm_loss": 1.0, "nsp_loss": 1.0} if nsp else {"mlm_loss": 1.0},
+        functools.partial(_pretraining_sums, lm=lm, nsp=nsp), denominators,
+        {f"{lm}_loss": 1.0, "nsp_loss": 1.0} if nsp else {f"{lm}_loss": 1.0},
         untrained=() if nsp else ("pooler", "nsp_head"),
     )  # fmt: skip
 
 
 def make_objective(config: PretrainConfig) -> Objective:
-    """Returns the objective of a run's config, for its training and its evaluation."""
-    return pretraining(nsp=config.objective.nsp is True)
+    """Returns the objective of a phase's config, for its training and its evaluation."""
+    return pretraining(nsp=config.objective.nsp is True, lm=config.objective.lm)
+
+
+def objective_name(config: PretrainConfig) -> str:
+    """Returns the parts of the loss, such as "mlm + nsp" or "ltr"."""
+    return config.objective.lm + " + nsp" * (config.objective.nsp is True)
 
 
 def weighted_cross_entropy(logits: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -39,6 +39,7 @@ from bert_jax.training.checks import (
     check_mixture,
     data_paths,
 )
+from bert_jax.training.objectives import objective_name
 from bert_jax.training.optimizer import learning_rate_schedule
 
 log = logging.getLogger(__name__)
@@ -278,10 +279,11 @@ def log_data(phase: Phase, start: int) -> None:
     """Logs the rows of a phase after step `start`, and warns of predictions and evaluations that it lacks."""
     loader, rows = phase.train_loader, phase.config.global_batch_size
     log.info(
-        "Steps %d-%d: %s tokens per step, in %d rows of %d (%.1f%% real) in %d microbatches, %.3g sequences and up to "
-        "%d predictions per row",
-        start + 1, phase.stop, f"{rows * phase.seq_len:,}", rows, phase.seq_len, 100 * loader.real_share,
-        phase.config.gradient_accumulation, loader.sequences_a_row, loader.sources[0].predictions,
+        "Steps %d-%d: objective %s, %s tokens per step, in %d rows of %d (%.1f%% real) in %d microbatches, %.3g "
+        "sequences and up to %d predictions per row",
+        start + 1, phase.stop, objective_name(phase.config), f"{rows * phase.seq_len:,}", rows, phase.seq_len,
+        100 * loader.real_share, phase.config.gradient_accumulation, loader.sequences_a_row,
+        loader.sources[0].predictions,
     )  # fmt: skip
     if (masking := make_masking(phase.config)) is not None:
         most, wanted = masking.predictions(phase.seq_len), prediction_counts(phase.seq_len, masking.mask_rate)

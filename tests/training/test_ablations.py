@@ -109,14 +109,14 @@ def test_a_left_to_right_run_learns_and_is_evaluated_left_to_right(dataset_dir: 
         checkpoint__every_steps=40, optimizer__learning_rate=2e-2,
     )  # fmt: skip
     final = pretrain(config, str(tmp_path / "run"))
-    assert final["mlm_loss"] < final["unigram_loss"] - 0.5
-    assert final["loss"] == final["mlm_loss"]
+    assert final["ltr_loss"] < final["unigram_loss"] - 0.5
+    assert final["loss"] == final["ltr_loss"]
     assert open_checkpoint(str(tmp_path / "run")).bert_config.is_decoder
     evaluated = evaluate_checkpoint(open_checkpoint(str(tmp_path / "run")), str(dataset_dir))
-    assert evaluated["mlm_loss"] < evaluated["unigram_loss"] - 0.5
-    assert evaluated["loss"] == evaluated["mlm_loss"]
+    assert evaluated["ltr_loss"] < evaluated["unigram_loss"] - 0.5
+    assert evaluated["loss"] == evaluated["ltr_loss"]
     rows = [row for row in read_metrics(epath.Path(tmp_path / "run")) if "split" not in row]
-    assert rows[-1]["loss"] == rows[-1]["mlm_loss"]
+    assert rows[-1]["loss"] == rows[-1]["ltr_loss"]
     nsp_metrics = [
         key for row in (final, evaluated, *read_metrics(epath.Path(tmp_path / "run"))) for key in row
         if key.startswith("nsp_")
