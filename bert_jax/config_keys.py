@@ -205,6 +205,19 @@ class ObjectiveKeys(Section):
     static_masks: NotNegative = 0  # k: each instance has only k different masks; 0: new ones every epoch.
 
 
+def _ranges(text: str) -> list[tuple[int, int]]:
+    pairs = [part.split(":") for part in text.split(",") if text]
+    return [(int(first), int(last)) for first, last in pairs]
+
+
+def _are_ranges(text: str) -> bool:
+    """Returns whether a text is FIRST:LAST ranges of positive steps whose first steps ascend."""
+    if not re.fullmatch(r"(\d{1,9}:\d{1,9}(,\d{1,9}:\d{1,9})*)?", text):
+        return False
+    firsts = [first for first, _ in _ranges(text)]
+    return firsts == sorted({*firsts}) and all(1 <= first <= last for first, last in _ranges(text))
+
+
 def _are_weights(weights: str | tuple[float, ...]) -> bool:
     return not isinstance(weights, str) or re.fullmatch(r"size\*\*(0|1|0?\.[0-9]+|1\.0+)", weights) is not None
 
@@ -222,6 +235,13 @@ class PretrainDataKeys(DataKeys):
     max_predictions: PositiveOrOpen = -1
     packing: bool = False  # True: several short sequences share a row, and attend only to themselves.
     max_sequences: Positive = 8  # Maximum sequences per row, if packing.
+    # FIRST:LAST, or several with commas, by FIRST: leaves out the batches that steps FIRST to LAST would train on, and
+    # step FIRST trains on the one after. A range counts steps as the run does with the ranges before it.
+    skip_steps: Annotated[str, Must("FIRST:LAST in ascending order, such as 1000:1200,5000:5100", _are_ranges)] = ""
+
+    def skipped(self) -> list[tuple[int, int]]:
+        """Returns the (first, last) step of each range in `skip_steps`, by the first."""
+        return _ranges(self.skip_steps)
 
 
 class PretrainOptimizerKeys(OptimizerKeys):

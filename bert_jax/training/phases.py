@@ -72,6 +72,10 @@ class Plan:
             optimizer.learning_rate, optimizer.warmup_steps, stop - start, optimizer, start=start
         )
 
+    def skipped(self) -> list[tuple[int, int]]:
+        """Returns the ranges of `data.skip_steps` that begin in these steps; the batches are of this plan's size."""
+        return [pair for pair in self.config.data.skipped() if self.start < pair[0] <= self.stop]
+
 
 @dataclass(frozen=True)
 class Phase(Plan):
@@ -108,13 +112,20 @@ def plan_phases(config: PretrainConfig) -> list[Plan]:
         start = plans[-1].stop if plans else 0
         phase = config.phases[number] if config.phases else {}
         plans.append(Plan(start, start + steps, _apply(config, number, phase)))
+    if late := [first for first, _ in config.data.skipped() if first > config.total_steps]:
+        raise InputError(f"data.skip_steps: step {late[0]} is past total_steps={config.total_steps}")
     return plans
+
+
+def is_phase_key(key: str) -> bool:
+    """Returns whether a phase may set a key."""
+    return key.startswith(PHASE_KEYS) and key != "data.skip_steps"  # which counts the steps of the run
 
 
 def _apply(config: PretrainConfig, number: int, phase: Mapping[str, Any]) -> PretrainConfig:
     values = {key: value for key, value in phase.items() if key != "steps"}
     for key in values:
-        if key in dict(flatten(config)) and not key.startswith(PHASE_KEYS):
+        if key in dict(flatten(config)) and not is_phase_key(key):
             raise InputError(f"phases.{number}.{key}: a phase may not set this key; set it for the whole run")
         if key.startswith("objective.") and values[key] == "auto":
             raise InputError(f"phases.{number}.{key}=auto: the run resolves it; set it for the whole run")
@@ -196,10 +207,11 @@ def _open_phase(plan: Plan, model: BertConfig, datasets: Sequence[PreparedDatase
         weights=weights,
         first_step=plan.start,
         first_row=sum(
-            (phase.stop - phase.start) * phase.config.global_batch_size
+            phase.train_loader.row_after(phase.stop) - phase.train_loader.row_after(phase.start)
             for phase in before if phase.dataset_hashes[-1] == rows_hash
         ),
         first_rows=[_first_row(source, before) for source in sources],
+        skipped=plan.skipped(),
     )  # fmt: skip
     eval_loader = EvalLoader(
         datasets,
@@ -285,6 +297,11 @@ def log_data(phase: Phase, start: int) -> None:
         100 * loader.real_share, phase.config.gradient_accumulation, loader.sequences_a_row,
         loader.sources[0].predictions,
     )  # fmt: skip
+    for first, last in phase.skipped():
+        log.info(
+            "data.skip_steps=%d:%d: leaves out %d batches, %s rows, before step %d",
+            first, last, last - first + 1, f"{(last - first + 1) * rows:,}", first,
+        )  # fmt: skip
     if (masking := make_masking(phase.config)) is not None:
         most, wanted = masking.predictions(phase.seq_len), prediction_counts(phase.seq_len, masking.mask_rate)
         if most < wanted:

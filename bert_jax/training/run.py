@@ -11,7 +11,7 @@ import jax
 from etils import epath
 from jax.sharding import Mesh
 
-from bert_jax.config_keys import RunConfig
+from bert_jax.config_keys import PretrainConfig, RunConfig
 from bert_jax.errors import InputError, NotBegun
 from bert_jax.files import provenance, remote
 from bert_jax.files.atomic import write_json
@@ -178,8 +178,8 @@ def _open_wandb(project: str, folder: epath.Path) -> list[Tracker]:
 CHANGEABLE = (
     "total_steps", "gradient_accumulation", "max_rows_per_device", "log_every_steps", "eval_every_steps",
     "eval_batches", "eval_at_start", "max_nonfinite_steps", "mesh.", "attention", "remat", "gradient_reduce_dtype",
-    "scan_layers", "checkpoint.", "profile.", "tracking.", "stall_", "data.path", "data.seq_len", "optimizer.",
-    "phases", "compilation_cache",
+    "scan_layers", "checkpoint.", "profile.", "tracking.", "stall_", "data.path", "data.seq_len", "data.skip_steps",
+    "optimizer.", "phases", "compilation_cache",
 )  # fmt: skip
 
 
@@ -218,6 +218,7 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> Checkpoint | N
             f"optimizer.name={optimizers[1]}: {folder} holds a run with {optimizers[0]}, and muon's state has other "
             f"arrays than that of the others; set optimizer.name={optimizers[0]}, or init={folder} and another workdir"
         )
+    _check_skipped(folder, step, plans[0].config, phases[0].config)
     changed: dict[str, str] = {}
     for old, new, dataset_hash in zip(plans, phases, before.dataset_hashes, strict=False):
         if min(old.stop, step) != min(new.stop, step):
@@ -237,6 +238,21 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> Checkpoint | N
     if step:
         _log_changed_rate(plans, phases, step)
     return before
+
+
+def _check_skipped(folder: epath.Path, step: int, before: PretrainConfig, now: PretrainConfig) -> None:
+    """Raises InputError if ranges of `data.skip_steps` that begin at `step` or earlier differ from those trained with.
+
+    The run would otherwise repeat batches, or drop others than the key says.
+    """
+    old, new = ({pair for pair in config.data.skipped() if pair[0] <= step} for config in (before, now))
+    if different := sorted(old ^ new):
+        first, last = different[0]
+        was, fix = ("with", "keep") if different[0] in old else ("without", "drop")
+        raise InputError(
+            f"data.skip_steps={first}:{last}: {folder} is at step {step} and was trained {was} this range; {fix} it, "
+            f"or move checkpoints after step {first - 1} away to resume before it"
+        )
 
 
 def _log_changed_rate(before: Sequence[Plan], now: Sequence[Plan], step: int) -> None:

@@ -63,7 +63,7 @@ def keys(config: str) -> list[Key]:
 def pretraining() -> str:
     """Returns the tables of pre-training's keys."""
     return _tables(keys("default"), "pretrain", {
-        "phase": lambda key: key.startswith(phases.PHASE_KEYS),
+        "phase": phases.is_phase_key,
         "on resume": lambda key: key.startswith(run.CHANGEABLE),
     })  # fmt: skip
 

@@ -256,6 +256,7 @@ class TrainLoader:
     def __init__(
         self, sources: Sequence[TrainRows], *, seed: int, global_batch_size: int, weights: Sequence[float] = (),
         first_step: int = 0, first_row: int = 0, first_rows: Sequence[int] = (),
+        skipped: Sequence[tuple[int, int]] = (),
     ):  # fmt: skip
         """Creates the loader; it may start in the middle of a run.
 
@@ -267,7 +268,9 @@ class TrainLoader:
           first_step: the step of the batch that begins with row `first_row`.
           first_row: global index of that batch's first row in the mixture.
           first_rows: index of each source's first row; by default the number of its rows before `first_row`.
+          skipped: (first, last) steps from 1, as in `data.skip_steps`; all after `first_step`.
         """
+        self._skipped = skipped
         self.sources, self.global_batch_size = list(sources), global_batch_size
         self._offset = first_row - first_step * global_batch_size
         shares = row_shares([source.size for source in sources], weights)
@@ -294,19 +297,24 @@ class TrainLoader:
 
         `rows` index the B rows of the batch.
         """
-        numbers = (self._offset + step * self.global_batch_size + np.arange(self.global_batch_size))[rows]
+        numbers = (self.row_after(step + 1) - self.global_batch_size + np.arange(self.global_batch_size))[rows]
         source_of = np.zeros_like(numbers)
         if len(self.sources) > 1:
             source_of, numbers = self._mixture.locate(numbers)
         return source_of, numbers + np.asarray(self._source_offsets)[source_of]
 
+    def row_after(self, steps: int) -> int:
+        """Returns the index in the mixture of the row that follows those of the first `steps` batches."""
+        skipped = sum(last - first + 1 for first, last in self._skipped if first <= steps)
+        return self._offset + (steps + skipped) * self.global_batch_size
+
     def next_rows(self, step: int) -> list[int]:
-        """Returns the index of each source's first row in batch `step` or later."""
-        mixed = self._mixture.counts(self._offset + step * self.global_batch_size)
+        """Returns the index of each source's first row that follows those of the first `step` batches."""
+        mixed = self._mixture.counts(self.row_after(step))
         return [count + offset for count, offset in zip(mixed, self._source_offsets, strict=True)]
 
     def epochs(self, step: int) -> list[float]:
-        """Returns the number of epochs of each source before batch `step`."""
+        """Returns the number of epochs of each source before batch `step`, with those of skipped batches."""
         return [row / source.size for row, source in zip(self.next_rows(step), self.sources, strict=True)]
 
 
