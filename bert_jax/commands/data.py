@@ -1,4 +1,4 @@
-"""`vocab`, `prepare` and `inspect`: from text to a prepared dataset."""
+"""`vocab`, `prepare` and `inspect`: from text to a prepared dataset, and the batches of a run."""
 
 import logging
 import os
@@ -136,24 +136,38 @@ def prepare(
 
 
 @command
-def inspect(data: Folder, /, *, samples: NotNegative = 3, seed: int = 0) -> Result:
-    """Shows counts, lengths, padding and instances of a prepared dataset.
+def inspect(
+    data: Folder | None = None, /, *, workdir: Folder | None = None, step: int | None = None, samples: NotNegative = 3,
+    seed: int = 0,
+) -> Result:  # fmt: skip
+    """Shows counts, lengths, padding and instances of a prepared dataset, or the batch of a step of a run.
 
-    Reads: a prepared dataset
+    Reads: a prepared dataset; or a workdir and its datasets
     Writes: nothing
 
     Args:
       data: a prepared dataset
-      samples: instances to show
-      seed: seed of the sampled instances and their masks
+      workdir: instead of it, a workdir of pretrain: shows the batch that its step --step trains on, and the losses by
+        the newest checkpoint before
+      step: the step of the workdir's run, from 1
+      samples: instances to show; of a step, those with the highest loss
+      seed: seed of the sampled instances of a dataset and their masks
 
     Examples:
       bert-jax inspect data
       bert-jax inspect data --samples 10 --json
+      bert-jax inspect --workdir=runs/base --step=4
     """
+    if (workdir is None) != (step is None) or (workdir is None) == (data is None):
+        raise InputError(f"data={data}, workdir={workdir}, step={step}: expected a dataset, or both workdir and step")
+    if workdir is not None and step is not None:
+        from bert_jax.training.inspection import inspect_step, render_step
+
+        report = inspect_step(workdir, step, samples=samples)
+        return Result(report, "\n".join(render_step(report)))
     from bert_jax.data.report import inspect_dataset, render
 
-    report = inspect_dataset(data, samples=samples, seed=seed)
+    report = inspect_dataset(str(data), samples=samples, seed=seed)
     return Result(report, "\n".join(render(report)))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.batch import HostBatch, map_arrays
+from bert_jax.batch import map_arrays
 from bert_jax.data.dataset import Counts, DatasetInfo, PreparedDataset, SplitInfo
 from bert_jax.data.loading.loader import TrainRows
 from bert_jax.data.loading.masking import Masking
@@ -71,18 +71,40 @@ def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, 
         "unk_rate": float(counts[dataset.tokenizer.unk_id] / max(1, counts.sum())),
         **found,
         "samples": [
-            _sample(dataset.tokenizer, map_arrays(lambda array, row=row: array[row], batch)) for row in range(count)
+            describe_sequence(dataset.tokenizer, map_arrays(lambda array, row=row: array[row], batch))
+            for row in range(count)
         ],
     }
 
 
-def _sample(tokenizer: Tokenizer, row: HostBatch) -> dict[str, Any]:
-    """Shows the pieces of a row; a masked position is {original>input}."""
-    pieces = [tokenizer.vocab[token] for token in row["input_ids"][: row["sequence_ids"].sum()].tolist()]
-    for slot in range(int(row["masked_weights"].sum())):
-        position, original = int(row["masked_positions"][slot]), int(row["masked_ids"][slot])
-        pieces[position] = f"{{{tokenizer.vocab[original]}>{pieces[position]}}}"
-    return {"text": " ".join(pieces), "random_next": bool(row["next_sentence_labels"][0])}
+def describe_sequence(
+    tokenizer: Tokenizer, row: Mapping[str, Any], number: int = 1, *, left_to_right: bool = False
+) -> dict[str, Any]:  # fmt: skip
+    """Shows the pieces of sequence `number` in a row, from 1; a masked position is {original>input}.
+
+    `predictions` has the position in the sequence, the target and the input of each; and its loss and the most probable
+    piece if the row has `mlm_loss` and `best_ids`. Those of a `left_to_right` row are not masked: each position
+    predicts the next piece. `random_next` is None for a single segment.
+    """
+    columns, names = np.flatnonzero(row["sequence_ids"] == number), tokenizer.vocab
+    pieces = [names[token] for token in row["input_ids"][columns].tolist()]
+    shown, predictions = pieces.copy(), []
+    is_inside = row["sequence_ids"][row["masked_positions"]] == number
+    for slot in np.flatnonzero(is_inside & (row["masked_weights"] > 0)).tolist():
+        position, target = int(row["masked_positions"][slot] - columns[0]), names[int(row["masked_ids"][slot])]
+        predictions.append({"position": position, "target": target, "input": pieces[position]})
+        if "mlm_loss" in row:
+            predictions[-1] |= {"loss": float(row["mlm_loss"][slot]), "best": names[int(row["best_ids"][slot])]}
+        if not left_to_right:
+            shown[position] = f"{{{target}>{pieces[position]}}}"
+    is_random = bool(row["next_sentence_labels"][number - 1]) if row["next_sentence_weights"][number - 1] else None
+    return {"text": " ".join(shown), "random_next": is_random, "predictions": predictions}
+
+
+def render_sequence(sample: Mapping[str, Any]) -> str:
+    """Formats the text of `describe_sequence`."""
+    b_is = {None: "", False: "B is next: ", True: "B is random: "}[sample["random_next"]]
+    return f"{b_is}{sample['text']}"
 
 
 def render(report: Mapping[str, Any]) -> list[str]:
@@ -114,8 +136,7 @@ def render(report: Mapping[str, Any]) -> list[str]:
                 f"padding {split['padding_share']:.1%}"
             )
     for sample in report.get("samples", ()):
-        b_is = "" if report["pairs"] == "none" else f"B is {'random' if sample['random_next'] else 'next'}: "
-        lines += ["", b_is + sample["text"]]
+        lines += ["", render_sequence(sample)]
     return lines
 
 
