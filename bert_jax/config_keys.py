@@ -276,6 +276,20 @@ class PretrainTrackingKeys(TrackingKeys):
     samples: Annotated[int, Must("in [0, 64]", lambda x: 0 <= x <= 64)] = 3
 
 
+class TargetKeys(Section):
+    """Score that ends a run early."""
+
+    # The run saves and ends with the first evaluation whose accuracy is at least, or whose loss is at most,
+    # target.value; "": at total_steps.
+    metric: Literal["", "loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"] = ""
+    value: NotNegativeNumber = 0.0  # An accuracy as a share, a loss in nats.
+
+    def is_reached(self, scores: Mapping[str, float]) -> bool:
+        """Returns whether an evaluation with these scores ends the run."""
+        score = scores.get(self.metric, math.nan)
+        return score >= self.value if self.metric.endswith("accuracy") else score <= self.value
+
+
 class PretrainConfig(RunConfig):
     """The keys of pre-training."""
 
@@ -288,6 +302,7 @@ class PretrainConfig(RunConfig):
     eval_at_start: bool = False  # True: also evaluates before the first step, as step 0.
     # Batches of global_batch_size sequences; -1: the whole eval split.
     eval_batches: Annotated[int, Must("at least -1", lambda x: x >= -1)] = 64
+    target: TargetKeys = TargetKeys()
     model: PretrainModelKeys = PretrainModelKeys()
     objective: ObjectiveKeys = ObjectiveKeys()
     data: PretrainDataKeys = PretrainDataKeys()

@@ -8,6 +8,7 @@ from support import helpers
 
 from bert_jax import config_listing
 from bert_jax.config import FinetuneConfig, StudyConfig, load_config
+from bert_jax.config_keys import TargetKeys
 from bert_jax.configs import ablations, bert
 from bert_jax.data.loading.loader import predictions_per_row
 from bert_jax.errors import InputError
@@ -188,6 +189,21 @@ def test_every_key_has_a_comment(kind: type):
     comments = config_listing.key_comments(kind)
     assert {key for key, _ in flatten(kind())} <= {*comments}
     assert comments.get("seed", comments.get("pretraining.seed", "")).startswith("Seeds ")
+
+
+def test_the_mlperf_recipe_is_the_reference_convergence_point_of_256_sequences():
+    config = load_config("bert_large:mlperf", [("data.path", "data"), ("init", "imported")])
+    check_config(config, config.total_steps)
+    (plan,) = plan_phases(config)
+    recipe, schedule = config.optimizer, plan.schedule()
+    assert (recipe.name, recipe.b1, recipe.b2, recipe.eps, recipe.weight_decay) == ("lamb", 0.9, 0.999, 1e-6, 0.01)
+    assert [float(schedule(step)) for step in (0, 6_850, 13_700)] == pytest.approx([3.5e-4, 1.75e-4, 0])
+    assert (config.global_batch_size, config.data.seq_len, config.data.max_predictions) == (256, 512, 76)
+    assert tokens("bert_large:mlperf") == 13_700 * 256 * 512 == 1_795_686_400
+    assert config.target == TargetKeys("mlm_accuracy", 0.72)
+    assert 0 <= config.eval_batches * 256 - 10_000 < 256
+    assert 0 <= config.eval_every_steps * 256 - 150_000 < 256
+    assert config.model.hidden_act == "gelu_new"  # which `import` gives a TensorFlow checkpoint
 
 
 def test_unknown_recipes_are_refused():

@@ -75,9 +75,10 @@ def pretrain(
     if workdir is None:
         raise InputError("workdir: required to train; expected a folder, such as runs/tiny")
     from bert_jax.training import pretrain as training
+    from bert_jax.training.checkpoints import open_checkpoint
 
     scores = training.pretrain(config, workdir, stop=stop, bars=bars)
-    return Result({"workdir": workdir, "step": config.total_steps, "eval": scores}, "")
+    return Result({"workdir": workdir, "step": open_checkpoint(workdir).step, "eval": scores}, "")
 
 
 @command

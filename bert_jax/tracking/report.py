@@ -23,7 +23,7 @@ MOST_POINTS = 200
 MOST_FILLS = 6
 """Evaluations whose fills are shown, the last one among them."""
 _NO_SCORES = re.compile(r"split|step|time|.*_seen|data|sequences")
-_NO_CURVES = re.compile(rf"{_NO_SCORES.pattern}|epoch.*|nonfinite_streak|steps_averaged|examples_.*")
+_NO_CURVES = re.compile(rf"{_NO_SCORES.pattern}|epoch.*|nonfinite_streak|target_reached|steps_averaged|examples_.*")
 _SHARES = re.compile(r".*accuracy|mfu|.*_share")
 """Metrics from 0 to 1, whose axes are in percent."""
 _LONGEST_NAME = 40  # characters of a name in the legend: its last ones, in which the runs of a search differ

@@ -37,6 +37,7 @@ class End(Enum):
     LAST_STEP = "last step"
     STOPPED = "stopped"  # some process received a stop signal
     NONFINITE = "nonfinite"  # too many non-finite steps in a row
+    TARGET = "target"  # an evaluation reached the target
 
 
 Ends = set[End]
@@ -50,6 +51,8 @@ class Hook:
 
     is_timed = True
     """Whether the time of `after` counts in the rates of steps."""
+    has_reached_target = False
+    """Whether the latest `after` ends the loop. Has to be the same in all processes."""
 
     def start(self, step: int) -> None:
         """Called once, before the first step of the range."""
@@ -149,12 +152,18 @@ class Trace(Hook):
 
 
 class Evaluate(Hook):
-    """Evaluates at each multiple of `every`, 0 for none, and after the last step. `scores` are those of the latest."""
+    """Evaluates at each multiple of `every`, 0 for none, and after the last step. `scores` are those of the latest.
+
+    The loop ends after scores for which `is_reached` returns True.
+    """
 
     is_timed = False
 
-    def __init__(self, evaluate: Callable[[int, TrainState], dict[str, float]], *, every: int):
-        self._evaluate, self._every = evaluate, every
+    def __init__(
+        self, evaluate: Callable[[int, TrainState], dict[str, float]], *, every: int,
+        is_reached: Callable[[dict[str, float]], bool] = lambda scores: False,
+    ):  # fmt: skip
+        self._evaluate, self._every, self._is_reached = evaluate, every, is_reached
         self.scores: dict[str, float] = {}
 
     def is_due(self, step: int, ends: Ends) -> bool:
@@ -162,6 +171,7 @@ class Evaluate(Hook):
 
     def after(self, step: int, state: TrainState) -> None:
         self.scores = self._evaluate(step, state)
+        self.has_reached_target = self._is_reached(self.scores)
 
 
 class Save(Hook):
@@ -208,10 +218,11 @@ class StepRange:
 
 
 def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hook]) -> TrainState:
-    """Runs a step range from the state after `start` steps, which is donated. Returns the state after `stop` steps.
+    """Runs a step range from the state after `start` steps, which is donated. Returns the state after the last step.
 
-    Raises Interrupted after a stop signal to any process, and BertJaxError after too many non-finite steps in a row,
-    both after the hooks that are due at an end.
+    The last step is `stop`, or the step at which a hook has reached its target. Raises Interrupted after a stop signal
+    to any process, and BertJaxError after too many non-finite steps in a row, both after the hooks that are due at an
+    end.
     """
     are_several = jax.process_count() > 1
     microbatches = steps.config.gradient_accumulation
@@ -271,11 +282,14 @@ def run_steps(run: Run, steps: StepRange, state: TrainState, hooks: Sequence[Hoo
                 for hook in hooks:
                     if hook.is_due(step, ends):
                         hook.after(step, state)
+                        ends |= {End.TARGET} if hook.has_reached_target else set()
                         if not hook.is_timed:
                             steps.throughput.pause()
-            if ends - {End.LAST_STEP}:
+            if ends - {End.LAST_STEP, End.TARGET}:
                 run.checkpointer.wait()
                 raise _error(run, steps, step, ends)
+            if End.TARGET in ends:
+                break
     return state
 
 

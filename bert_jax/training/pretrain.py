@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property, partial
 from typing import Any
@@ -89,8 +89,10 @@ def _pretrain(run: Run, config: PretrainConfig) -> dict[str, float]:
     run.enter_workdir()
     before = claim_workdir(folder, phases)
     start = before.step if before else 0
-    if start == config.total_steps and (_is_evaluated(folder, start) or not phases[-1].eval_loader.batches):
-        log.info("%s is finished: step %d of %d", folder, config.total_steps, config.total_steps)
+    scores = _scores_at(folder, start) if start == config.total_steps or (start and config.target.metric) else {}
+    is_over = start == config.total_steps and (scores or not phases[-1].eval_loader.batches)
+    if is_over or config.target.is_reached(scores):
+        log.info("%s is finished: step %d of %d%s", folder, start, config.total_steps, _target(config, scores))
         return {}
     init = open_init(phases) if config.init and before is None else None
     current = next((phase for phase in phases if phase.stop > start), phases[-1])
@@ -126,22 +128,30 @@ def _pretrain(run: Run, config: PretrainConfig) -> dict[str, float]:
         with jax.set_mesh(mesh):
             evaluation = _make_evaluate(run, phases, phases[-1], spec)(start, state)
     for phase in phases:
-        if start < phase.stop:
+        if start < phase.stop and not config.target.is_reached(evaluation):
             spec, train_step = planned if phase is current else plan_step(mesh, phase, phase.model)
             state, evaluation = _train_phase(
                 run, phases, phase, spec, train_step, state, max(start, phase.start), position.get("unlogged"),
                 milestones, trace,
             )  # fmt: skip
     checkpointer.wait()
-    scores = f"eval {key_values(evaluation)}" if evaluation else "nothing is scored"
-    log.info("Finished step %d: %s; checkpoint %s", config.total_steps, scores, newest_step(folder))
+    shown = f"eval {key_values(evaluation)}" if evaluation else "nothing is scored"
+    step = int(jax.device_get(state.step))
+    log.info("Finished step %d%s: %s; checkpoint %s", step, _target(config, evaluation), shown, newest_step(folder))
     return evaluation
 
 
-def _is_evaluated(folder: epath.Path, step: int) -> bool:
-    """Returns whether `step` is the last one in the metrics of a workdir, and was evaluated."""
+def _scores_at(folder: epath.Path, step: int) -> dict[str, Any]:
+    """Returns the evaluation of `step` if it is the last step in the metrics of a workdir; {} without one."""
     rows = read_metrics(folder)
-    return any(row["step"] == step and row.get("split") == "eval" for row in rows) and rows[-1]["step"] == step
+    scores = [row for row in rows if row["step"] == step and row.get("split") == "eval"]
+    return scores[-1] if scores and rows[-1]["step"] == step else {}
+
+
+def _target(config: PretrainConfig, scores: Mapping[str, float]) -> str:
+    """Returns how the scores of an evaluation compare with the target, for the log; "" without a target."""
+    word = "reached" if config.target.is_reached(scores) else "not reached"
+    return f", target.metric={config.target.metric} of {config.target.value} {word}" if config.target.metric else ""
 
 
 def describe_inputs(phases: Sequence[Phase], init: Checkpoint | None) -> dict[str, Any]:
@@ -213,7 +223,8 @@ def _train_phase(
         }  # fmt: skip
         run.save(step, state, phase.model, position)
 
-    evaluation = Evaluate(_make_evaluate(run, phases, phase, spec), every=config.eval_every_steps)
+    evaluate = _make_evaluate(run, phases, phase, spec)
+    evaluation = Evaluate(evaluate, every=config.eval_every_steps, is_reached=config.target.is_reached)
     hooks = [
         log_metrics,
         trace,
@@ -233,7 +244,7 @@ def _make_evaluate(
     run: Run, phases: Sequence[Phase], phase: Phase, spec: StateSpec
 ) -> Callable[[int, TrainState], dict[str, float]]:
     """Makes the evaluation of a phase, which logs and returns its scores, and logs what it measured."""
-    loader = phase.eval_loader
+    loader, target = phase.eval_loader, phase.config.target
     evaluator = Evaluator(run.mesh, spec.graph, spec.shardings.parameters, loader, make_objective(phase.config))
     samples = MaskedSamples(run.mesh, spec, loader, phase.config.tracking.samples) if loader.batches else None
     available = sum(dataset.size("eval") for dataset in loader.datasets)
@@ -246,7 +257,8 @@ def _make_evaluate(
         with run.progress("evaluate", loader.batches) as on_batch:
             values = evaluator.run(state.parameters, on_batch)
         log.info("Step %d: evaluation: %s", step, key_values(values))
-        run.trackers.log(step, {**values, **measured, **count_seen(phases, step)}, split="eval")
+        reached = {"target_reached": int(target.is_reached(values))} if target.metric else {}
+        run.trackers.log(step, {**values, **measured, **reached, **count_seen(phases, step)}, split="eval")
         if samples and (fills := samples.fill(state.parameters)):
             run.trackers.log(step, {"samples": fills}, split=SAMPLES)
         return values

@@ -17,6 +17,7 @@ SECTIONS = {  # the first part of a key: the heading of its table
     "task": "Task",
     "head": "Output layers",
     "optimizer": "Optimizer",
+    "target": "Target",
     "search": "Search",
     "mesh": "Mesh",
     "checkpoint": "Checkpoints",
