@@ -281,7 +281,7 @@ class TargetKeys(Section):
 
     # The run saves and ends with the first evaluation whose accuracy is at least, or whose loss is at most,
     # target.value; "": at total_steps.
-    metric: Literal["", "loss", "mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"] = ""
+    metric: Literal["", "loss", "mlm_loss", "mlm_accuracy", "ltr_loss", "ltr_accuracy", "nsp_loss", "nsp_accuracy"] = ""
     value: NotNegativeNumber = 0.0  # An accuracy as a share, a loss in nats.
 
     def is_reached(self, scores: Mapping[str, float]) -> bool:

@@ -83,18 +83,18 @@ def describe_sequence(
     """Shows the pieces of sequence `number` in a row, from 1; a masked position is {original>input}.
 
     `predictions` has the position in the sequence, the target and the input of each; and its loss and the most probable
-    piece if the row has `mlm_loss` and `best_ids`. Those of a `left_to_right` row are not masked: each position
-    predicts the next piece. `random_next` is None for a single segment.
+    piece if the row has `best_ids` and `mlm_loss`, or `ltr_loss`. Those of a `left_to_right` row are not masked: each
+    position predicts the next piece. `random_next` is None for a single segment.
     """
     columns, names = np.flatnonzero(row["sequence_ids"] == number), tokenizer.vocab
     pieces = [names[token] for token in row["input_ids"][columns].tolist()]
-    shown, predictions = pieces.copy(), []
+    shown, predictions, losses = pieces.copy(), [], row.get("ltr_loss" if left_to_right else "mlm_loss")
     is_inside = row["sequence_ids"][row["masked_positions"]] == number
     for slot in np.flatnonzero(is_inside & (row["masked_weights"] > 0)).tolist():
         position, target = int(row["masked_positions"][slot] - columns[0]), names[int(row["masked_ids"][slot])]
         predictions.append({"position": position, "target": target, "input": pieces[position]})
-        if "mlm_loss" in row:
-            predictions[-1] |= {"loss": float(row["mlm_loss"][slot]), "best": names[int(row["best_ids"][slot])]}
+        if losses is not None:
+            predictions[-1] |= {"loss": float(losses[slot]), "best": names[int(row["best_ids"][slot])]}
         if not left_to_right:
             shown[position] = f"{{{target}>{pieces[position]}}}"
     is_random = bool(row["next_sentence_labels"][number - 1]) if row["next_sentence_weights"][number - 1] else None

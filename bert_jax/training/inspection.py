@@ -1,6 +1,7 @@
 """`bert-jax inspect --workdir RUN --step N`: the batch that a step of a run trains on, and its losses."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import jax
@@ -55,6 +56,7 @@ def inspect_step(workdir: str, step: int, *, samples: int = 3) -> dict[str, Any]
     batch: dict[str, Any] = {**loader.batch(step - 1)}
     present = batch["sequence_ids"].max(axis=1)
     examples = [(row, number) for row, last in enumerate(present.tolist()) for number in range(1, last + 1)]
+    lm = phase.config.objective.lm
     report = {
         "workdir": str(folder), "step": step, "total_steps": config.total_steps, "rows": len(present),
         "microbatches": phase.config.gradient_accumulation, "seq_len": phase.seq_len, "examples": len(examples),
@@ -63,10 +65,11 @@ def inspect_step(workdir: str, step: int, *, samples: int = 3) -> dict[str, Any]
     losses: dict[str, np.ndarray] = {}  # of the sequences, [B, K]
     if before := next((found for found in complete_steps(folder) if int(found.name) < step), None):
         counts = objective.denominators(cast(Batch[Any], batch))
-        batch |= _compute_losses(read_checkpoint(before), cast(HostBatch, batch), phase.config.dtype)
+        batch |= _compute_losses(read_checkpoint(before), cast(HostBatch, batch), phase.config)
         means = {name: float(batch[name].sum() / max(1, count)) for name, count in counts.items()}
         report |= {"parameters_of_step": int(before.name), "loss": objective.loss(means), **means}
-        losses = {**batch, "mlm_loss": _mean_by_sequence(batch, batch["mlm_loss"])}
+        name = f"{lm}_loss"
+        losses = {**batch, name: _mean_by_sequence(batch, batch[name])}
         losses = {"loss": objective.loss(losses), **{name: losses[name] for name in objective.weights}}
         examples.sort(key=lambda example: -losses["loss"][example[0], example[1] - 1])
     shown = []
@@ -79,24 +82,25 @@ def inspect_step(workdir: str, step: int, *, samples: int = 3) -> dict[str, Any]
             "row": place, "sequence": number, "data": str(source.dataset.folder), "epoch": int(epochs[0]),
             "instance": int(instances[0, number - 1]),
             **{name: float(values[place, number - 1]) for name, values in losses.items()},
-            **describe_sequence(source.dataset.tokenizer, row, number, left_to_right=config.objective.lm == "ltr"),
+            **describe_sequence(source.dataset.tokenizer, row, number, left_to_right=lm == "ltr"),
         })  # fmt: skip
     return {**report, "samples": shown}
 
 
-def _compute_losses(checkpoint: Checkpoint, batch: HostBatch, dtype: str) -> dict[str, np.ndarray]:
-    """Computes the terms of the objective's sums: [B, P] of masked-LM, [B, K] of NSP if the model has its head.
+def _compute_losses(checkpoint: Checkpoint, batch: HostBatch, config: PretrainConfig) -> dict[str, np.ndarray]:
+    """Computes the terms of the objective's sums: [B, P] of the language model, [B, K] of NSP if there is its head.
 
-    `best_ids` [B, P] are the most probable tokens.
+    `best_ids` [B, P] are the most probable tokens. Attention is that of `config`, the step's phase.
     """
-    mesh, model = make_mesh(MeshKeys()), checkpoint.bert_config
-    graph, _, info = abstract_parameters(model, dtype=compute_dtype(dtype))
+    lm = config.objective.lm
+    mesh, model = make_mesh(MeshKeys()), replace(checkpoint.bert_config, is_decoder=lm == "ltr")
+    graph, _, info = abstract_parameters(model, dtype=compute_dtype(config.dtype))
     shardings = parameter_shardings(mesh, info)
 
     def losses(model: Any, rows: Batch[jax.Array]) -> dict[str, jax.Array]:
-        mlm, nsp = model(rows)
-        each, found = jax.vmap(jax.vmap(weighted_cross_entropy)), {"best_ids": mlm.argmax(axis=-1)}
-        found["mlm_loss"], found["mlm_accuracy"] = each(mlm, rows["masked_ids"], rows["masked_weights"])
+        logits, nsp = model(rows)
+        each, found = jax.vmap(jax.vmap(weighted_cross_entropy)), {"best_ids": logits.argmax(axis=-1)}
+        found[f"{lm}_loss"], found[f"{lm}_accuracy"] = each(logits, rows["masked_ids"], rows["masked_weights"])
         if nsp is not None:
             labels, weights = rows["next_sentence_labels"], rows["next_sentence_weights"]
             found["nsp_loss"], found["nsp_accuracy"] = each(nsp, labels, weights)

@@ -165,14 +165,19 @@ def open_phases(
         seq_len = opened[0].info.seq_len
         fitted = fit_plan(plan, mesh, seq_len, opened[0].tokenizer.vocab_size, str(opened[0].folder), platform)
         phases.append(_open_phase(*fitted, opened, phases))
-        target, is_measured = config.target, plan.config.objective.nsp is True or config.target.metric[:3] != "nsp"
-        if target.metric and not (target.value and is_measured and phases[-1].eval_loader.batches):
-            raise InputError(
-                f"target.metric={target.metric}: needs target.value above 0, got {target.value}, and evaluations "
-                f"with it, which steps {plan.start + 1}-{plan.stop} lack if they have no eval split, "
-                "eval_batches=0 or objective.nsp=False; set target.metric='' to train for total_steps"
-            )
+    target = config.target
+    if target.metric and not (target.value and any(_is_measured(target.metric, phase) for phase in phases)):
+        raise InputError(
+            f"target.metric={target.metric}: needs target.value above 0, got {target.value}, and evaluations with it, "
+            "which a phase lacks if it has no eval split, eval_batches=0 or another objective; set target.metric='' to "
+            "train for total_steps"
+        )
     return phases
+
+
+def _is_measured(metric: str, phase: Phase) -> bool:
+    is_part = metric == "loss" or metric.partition("_")[0] in objective_name(phase.config).split(" + ")
+    return is_part and phase.eval_loader.batches > 0
 
 
 def fit_plan(

@@ -49,8 +49,9 @@ def workdir(dataset_dir: Path, other_dir: Path, tmp_path_factory: pytest.TempPat
     [
         {}, {"data__packing": True, "gradient_accumulation": 2}, LTR, {**LTR, "data__packing": True},
         {"objective__whole_word": True, "objective__nsp": False, "objective__mask_rate": 0.4},
+        {"objective__nsp": False, "phases": ({"steps": 1, "objective.lm": "ltr"}, {"steps": 1})},
     ],
-    ids=["mlm", "packed", "ltr", "packed ltr", "whole words"],
+    ids=["mlm", "packed", "ltr", "packed ltr", "whole words", "ltr, then mlm"],
 )  # fmt: skip
 def test_losses_are_those_that_training_logged(settings: dict, dataset_dir: Path, tmp_path: Path):
     logged = run(dataset_dir, tmp_path / "run", **settings, total_steps=2, optimizer__warmup_steps=1)
@@ -61,16 +62,16 @@ def test_losses_are_those_that_training_logged(settings: dict, dataset_dir: Path
         assert names == {name for name in report if name.endswith(("loss", "accuracy"))}
         for name in names:
             assert report[name] == pytest.approx(logged[step][name], rel=2e-6), name
-        samples = report["samples"]
+        samples, lm = report["samples"], "ltr" if "ltr_loss" in names else "mlm"
         assert len(samples) == report["examples"]
         predictions = [made for sample in samples for made in sample["predictions"]]
-        assert np.mean([made["loss"] for made in predictions]) == pytest.approx(report["mlm_loss"], rel=1e-5)
+        assert np.mean([made["loss"] for made in predictions]) == pytest.approx(report[f"{lm}_loss"], rel=1e-5)
         correct = np.mean([made["best"] == made["target"] for made in predictions])
-        assert correct == pytest.approx(report["mlm_accuracy"], rel=1e-5)
+        assert correct == pytest.approx(report[f"{lm}_accuracy"], rel=1e-5)
         for sample in samples:
             own = np.mean([made["loss"] for made in sample["predictions"]])
-            assert sample["mlm_loss"] == pytest.approx(own, rel=1e-5)
-            assert sample["loss"] == pytest.approx(sample["mlm_loss"] + sample.get("nsp_loss", 0), rel=1e-5)
+            assert sample[f"{lm}_loss"] == pytest.approx(own, rel=1e-5)
+            assert sample["loss"] == pytest.approx(sample[f"{lm}_loss"] + sample.get("nsp_loss", 0), rel=1e-5)
         assert [sample["loss"] for sample in samples] == sorted((sample["loss"] for sample in samples), reverse=True)
 
 
