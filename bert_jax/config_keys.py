@@ -286,7 +286,9 @@ class TargetKeys(Section):
 
     def is_reached(self, scores: Mapping[str, float]) -> bool:
         """Returns whether an evaluation with these scores ends the run."""
-        score = scores.get(self.metric, math.nan)
+        score = scores.get(self.metric)
+        if score is None:  # another objective's, or not finite in metrics.jsonl
+            return False
         return score >= self.value if self.metric.endswith("accuracy") else score <= self.value
 
 

@@ -107,6 +107,8 @@ def _mlperf(config: ConfigDict) -> ConfigDict:
     config.optimizer.learning_rate = 3.5e-4
     config.optimizer.warmup_steps = 0
     config.total_steps = 13_700
+    config.gradient_accumulation = -1
+    config.max_rows_per_device = CHIPS["v5e"][1]  # The smallest memory.
     config.data.seq_len = 512
     config.data.max_predictions = 76
     config.target.metric = "mlm_accuracy"

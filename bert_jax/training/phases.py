@@ -12,6 +12,7 @@ the dataset and its epoch. Another packing makes other rows, so reading continue
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -166,18 +167,19 @@ def open_phases(
         fitted = fit_plan(plan, mesh, seq_len, opened[0].tokenizer.vocab_size, str(opened[0].folder), platform)
         phases.append(_open_phase(*fitted, opened, phases))
     target = config.target
-    if target.metric and not (target.value and any(_is_measured(target.metric, phase) for phase in phases)):
+    most = 1.0 if target.metric.endswith("accuracy") else math.inf
+    if target.metric and not (0 < target.value <= most and any(_is_measured(target.metric, one) for one in phases)):
         raise InputError(
-            f"target.metric={target.metric}: needs target.value above 0, got {target.value}, and evaluations with it, "
-            "which a phase lacks if it has no eval split, eval_batches=0 or another objective; set target.metric='' to "
-            "train for total_steps"
+            f"target.metric={target.metric}: needs a loss above 0 or an accuracy of at most 1 as target.value, got "
+            f"{target.value}, and evaluations with it, which a phase lacks if it has no eval split, eval_batches=0, "
+            "eval_every_steps=0 or another objective; set target.metric='' to train for total_steps"
         )
     return phases
 
 
 def _is_measured(metric: str, phase: Phase) -> bool:
     is_part = metric == "loss" or metric.partition("_")[0] in objective_name(phase.config).split(" + ")
-    return is_part and phase.eval_loader.batches > 0
+    return is_part and phase.config.eval_every_steps > 0 and phase.eval_loader.batches > 0
 
 
 def fit_plan(

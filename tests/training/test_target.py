@@ -1,6 +1,7 @@
 """Runs that end with the first evaluation that reaches `target`."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -82,7 +83,12 @@ def test_accuracies_are_to_rise_and_losses_to_fall():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"target__metric": "mlm_accuracy"}, r"target\.metric=mlm_accuracy: .*target\.value above 0"),
+        ({"target__metric": "mlm_accuracy"}, r"target\.metric=mlm_accuracy: .* got 0\.0"),
+        (
+            {"target__metric": "mlm_accuracy", "target__value": 72},
+            r"target\.metric=mlm_accuracy: .* at most 1 .*got 72",
+        ),
+        ({**EASY, "eval_every_steps": 0}, r"target\.metric=mlm_loss: .*eval_every_steps=0"),
         ({**EASY, "eval_batches": 0}, r"target\.metric=mlm_loss: .*eval_batches=0"),
         ({"target__metric": "nsp_loss", "target__value": 1, "objective__nsp": False}, r"nsp_loss: .*another objective"),
         ({**EASY, "objective__lm": "ltr", "objective__nsp": False}, r"mlm_loss: .*another objective"),
@@ -106,3 +112,10 @@ def test_command_has_the_step_that_the_run_ended_at(
     )
     assert cli.main(["pretrain", f"--config={tmp_path / 'same.py'}", f"--workdir={workdir}", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == 4
+
+
+def test_a_score_that_is_not_finite_reaches_no_target():
+    for metric in ("mlm_loss", "mlm_accuracy"):
+        target = TargetKeys(metric=metric, value=0.5)
+        assert not any(target.is_reached({metric: score}) for score in (None, math.nan))
+        assert target.is_reached({metric: 0.5})
