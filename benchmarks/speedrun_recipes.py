@@ -22,7 +22,8 @@ QUICKSTART: dict[str, dict[str, Any]] = {
 MINI: dict[str, dict[str, Any]] = {
     "mini": {
         "model.num_hidden_layers": 4, "model.hidden_size": 256, "model.intermediate_size": 1024,
-        "model.initializer_range": 0.06, "optimizer.warmup_steps": 50, "total_steps": 300,
+        "model.initializer_range": 0.06, "optimizer.learning_rate": 4e-3, "optimizer.warmup_steps": 50,
+        "total_steps": 400,
     },
 }  # fmt: skip
 """Changes from the last recipe of `QUICKSTART`."""
