@@ -33,11 +33,12 @@ def weight_einsum(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
 def is_argmax(logits: jax.Array, labels: jax.Array, label_logits: jax.Array) -> jax.Array:
     """Computes `jnp.argmax(logits, axis=-1) == labels`, where `label_logits` are the logits of the labels.
 
-    XLA:CPU does not vectorize the two-operand reduction of argmax, with which a step takes 6% longer.
+    XLA:CPU does not vectorize the two-operand reduction of argmax, with which a step takes 6% longer. Both maxima here
+    are taken in one pass over the logits.
     """
-    largest = logits.max(axis=-1)
     comes_before = jnp.arange(logits.shape[-1]) < labels[..., None]
-    return (label_logits == largest) & ~jnp.any((logits == largest[..., None]) & comes_before, axis=-1)
+    largest_before = logits.max(axis=-1, where=comes_before, initial=-jnp.inf)
+    return (label_logits == logits.max(axis=-1)) & (label_logits > largest_before)
 
 
 @jax.custom_vjp
