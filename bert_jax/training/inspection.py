@@ -1,7 +1,6 @@
 """`bert-jax inspect --workdir RUN --step N`: the batch that a step of a run trains on, and its losses."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 import jax
@@ -21,7 +20,7 @@ from bert_jax.sections import from_mapping
 from bert_jax.tracking.throughput import key_values
 from bert_jax.training.checkpoints import Checkpoint, complete_steps, read_checkpoint
 from bert_jax.training.objectives import LOGITS_BYTES, make_objective, weighted_cross_entropy
-from bert_jax.training.phases import open_phases
+from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.run import CONFIG_FILE, claim_workdir, workdir_path
 from bert_jax.training.train_step import compute_dtype
 
@@ -65,7 +64,7 @@ def inspect_step(workdir: str, step: int, *, samples: int = 3) -> dict[str, Any]
     losses: dict[str, np.ndarray] = {}  # of the sequences, [B, K]
     if before := next((found for found in complete_steps(folder) if int(found.name) < step), None):
         counts = objective.denominators(cast(Batch[Any], batch))
-        batch |= _compute_losses(read_checkpoint(before), cast(HostBatch, batch), phase.config)
+        batch |= _compute_losses(read_checkpoint(before), cast(HostBatch, batch), phase)
         means = {name: float(batch[name].sum() / max(1, count)) for name, count in counts.items()}
         report |= {"parameters_of_step": int(before.name), "loss": objective.loss(means), **means}
         name = f"{lm}_loss"
@@ -87,14 +86,13 @@ def inspect_step(workdir: str, step: int, *, samples: int = 3) -> dict[str, Any]
     return {**report, "samples": shown}
 
 
-def _compute_losses(checkpoint: Checkpoint, batch: HostBatch, config: PretrainConfig) -> dict[str, np.ndarray]:
+def _compute_losses(checkpoint: Checkpoint, batch: HostBatch, phase: Phase) -> dict[str, np.ndarray]:
     """Computes the terms of the objective's sums: [B, P] of the language model, [B, K] of NSP if there is its head.
 
-    `best_ids` [B, P] are the most probable tokens. Attention is that of `config`, the step's phase.
+    `best_ids` [B, P] are the most probable tokens. The model runs as in `phase`, that of the step.
     """
-    lm = config.objective.lm
-    mesh, model = make_mesh(MeshKeys()), replace(checkpoint.bert_config, is_decoder=lm == "ltr")
-    graph, _, info = abstract_parameters(model, dtype=compute_dtype(config.dtype))
+    lm, mesh, model = phase.config.objective.lm, make_mesh(MeshKeys()), phase.model
+    graph, _, info = abstract_parameters(model, dtype=compute_dtype(phase.config.dtype))
     shardings = parameter_shardings(mesh, info)
 
     def losses(model: Any, rows: Batch[jax.Array]) -> dict[str, jax.Array]:

@@ -50,8 +50,12 @@ def workdir(dataset_dir: Path, other_dir: Path, tmp_path_factory: pytest.TempPat
         {}, {"data__packing": True, "gradient_accumulation": 2}, LTR, {**LTR, "data__packing": True},
         {"objective__whole_word": True, "objective__nsp": False, "objective__mask_rate": 0.4},
         {"objective__nsp": False, "phases": ({"steps": 1, "objective.lm": "ltr"}, {"steps": 1})},
+        {
+            "model__position_embedding_type": "rotary",
+            "phases": ({"steps": 1, "model.global_rope_theta": 10.0}, {"steps": 1}),
+        },
     ],
-    ids=["mlm", "packed", "ltr", "packed ltr", "whole words", "ltr, then mlm"],
+    ids=["mlm", "packed", "ltr", "packed ltr", "whole words", "ltr, then mlm", "other rotary angles"],
 )  # fmt: skip
 def test_losses_are_those_that_training_logged(settings: dict, dataset_dir: Path, tmp_path: Path):
     logged = run(dataset_dir, tmp_path / "run", **settings, total_steps=2, optimizer__warmup_steps=1)
