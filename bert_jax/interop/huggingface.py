@@ -13,6 +13,7 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import save
 
 from bert_jax import __version__
+from bert_jax.config_keys import PretrainConfig
 from bert_jax.files import provenance, remote
 from bert_jax.files.atomic import new_folder, whole_folder
 from bert_jax.finetuning.fine_tuned import RESULT_FILE, read_result
@@ -20,9 +21,11 @@ from bert_jax.interop.architectures import ARCHITECTURES, architecture_of, model
 from bert_jax.interop.importing import CONFIG
 from bert_jax.interop.weights import WHOLE, layout, model_settings, state_dict
 from bert_jax.model.task_heads import TaskHead
+from bert_jax.sections import flatten, from_mapping
 from bert_jax.text.conversion import VOCABULARY
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpoints import Checkpoint, check_finite
+from bert_jax.training.phases import plan_at
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +99,8 @@ def model_card(checkpoint: Checkpoint, architecture: str, name: str, *, paramete
         f'model = {architecture}.from_pretrained("FOLDER"{bare})\n```',
     ]
     keys = flatten_dict(checkpoint.config, sep=".")
+    if keys.get("phases"):
+        keys = dict(flatten(plan_at(from_mapping(PretrainConfig, checkpoint.config), checkpoint.step).config))
     settings = [
         f"| `{key}` | {value} |" for key, value in keys.items() if key.startswith(_SETTINGS) and value is not None
     ]

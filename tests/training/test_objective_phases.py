@@ -16,6 +16,7 @@ from bert_jax.ahead_of_time.compiled_step import compile_phases
 from bert_jax.ahead_of_time.dry_run import plan_run
 from bert_jax.errors import InputError
 from bert_jax.interop.architectures import architecture_of
+from bert_jax.interop.huggingface import model_card
 from bert_jax.model import abstract_parameters, initialize
 from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.report import curves, read_runs
@@ -77,6 +78,7 @@ def test_a_checkpoint_is_evaluated_and_exported_as_what_its_phase_trains(
     for key in ("loss", f"{name}_loss", f"{name}_accuracy", "unigram_loss"):
         assert scores[key] == pytest.approx(logged[key], rel=1e-5)
     assert architecture_of(checkpoint) == architecture
+    assert f"| `objective.lm` | {name} |\n" in model_card(checkpoint, architecture, "name", parameters=1)
 
 
 @pytest.mark.parametrize("step", [2, 4, 6, 8])
