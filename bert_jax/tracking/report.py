@@ -106,8 +106,13 @@ def tables(path: str) -> Iterator[Table]:
 
 
 def results(runs: Sequence[ReportedRun]) -> Table:
-    """Returns the scores of each run at its last evaluation."""
-    last = [{**(run.splits["training"] or [{}])[-1], **(run.splits["eval"] or [{}])[-1]} for run in runs]
+    """Returns the scores of each run at its last evaluation. A missing loss and the rate are of training."""
+    of_training = ("step", "tokens_seen", "loss", "tokens_per_second")
+    trained = [(run.splits["training"] or [{}])[-1] for run in runs]
+    last = [
+        {**{key: row[key] for key in of_training if key in row}, **(run.splits["eval"] or [{}])[-1]}
+        for run, row in zip(runs, trained, strict=True)
+    ]
     names = [key for run in runs for row in run.splits["eval"] for key in row if not _NO_SCORES.fullmatch(key)]
     known = dict.fromkeys(["step", "tokens_seen", "loss", *names, "tokens_per_second"])
     keys = [key for key in known if any(key in row for row in last)]
@@ -117,8 +122,9 @@ def results(runs: Sequence[ReportedRun]) -> Table:
 
 
 def fills(run: ReportedRun) -> Table:
-    """Returns the most probable word for each mask of its texts, evaluation by evaluation."""
-    found = run.splits[SAMPLES]
+    """Returns the most probable word for each mask of its last texts, evaluation by evaluation."""
+    texts = [[text["text"] for text in row[SAMPLES]] for row in run.splits[SAMPLES]]  # a phase may have others
+    found = [row for row, shown in zip(run.splits[SAMPLES], texts, strict=True) if shown == texts[-1]]
     shown = [found[place] for place in sorted({*np.linspace(0, len(found) - 1, MOST_FILLS).round().astype(int)})]
     masks = [[(text["text"], mask) for text in row[SAMPLES] for mask in text["masks"]] for row in shown]
     rows = [
@@ -149,7 +155,7 @@ def curves(run: ReportedRun) -> Iterator[tuple[str, str, np.ndarray]]:
     """
     for split in ("eval", "training"):
         rows = run.splits[split]
-        objectives = dict.fromkeys(map(_objective, rows))
+        objectives = dict.fromkeys(filter(None, map(_objective, rows))) or [""]  # "": no loss has parts
         for key in dict.fromkeys(key for row in rows for key in row):
             if _NO_CURVES.fullmatch(key):
                 continue

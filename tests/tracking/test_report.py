@@ -13,7 +13,7 @@ from support import helpers
 
 from bert_jax import cli
 from bert_jax.errors import InputError
-from bert_jax.tracking.report import MOST_POINTS, write_report
+from bert_jax.tracking.report import MOST_POINTS, curves, read_runs, write_report
 
 HOSTILE = "</script><img src=x onerror=alert(1)>&amp;"
 
@@ -188,6 +188,18 @@ def test_results_are_of_the_last_evaluation(tmp_path: Path):
     assert cells(page, "none") == ["none", "3", "1", "–"]
 
 
+def test_results_have_no_score_of_training(tmp_path: Path):
+    """A run that begins its masked phase beside a finished one, and one without evaluations."""
+    begun = write_rows(
+        tmp_path / "begun", trained(4, ltr_loss=5.0), evaluated(4, ltr_loss=6.0), trained(5, mlm_loss=9.0)
+    )
+    done = write_rows(tmp_path / "done", trained(8, mlm_loss=3.0), evaluated(8, mlm_loss=4.0))
+    page = page_of(tmp_path, begun, done, write_rows(tmp_path / "none", trained(3, mlm_loss=2.0)))
+    assert cells(page, "run") == ["run", "step", "loss", "ltr_loss", "mlm_loss"]
+    assert cells(page, "begun") == ["begun", "4", "1", "6", "–"]
+    assert cells(page, "none") == ["none", "3", "1", "–", "–"]
+
+
 def test_searches_studies_and_compiled_steps_have_tables(tmp_path: Path):
     trial = {"median": 0.75, "best": 0.8, "worst": 0.7, "scores": {"0": 0.7, "1": 0.8}}
     search = Path(write_rows(tmp_path / "search" / "lr-1e-5-seed-0", evaluated(5, dev__f1=0.5))).parent
@@ -203,6 +215,16 @@ def test_searches_studies_and_compiled_steps_have_tables(tmp_path: Path):
     assert cells(page, "row") == ["row", "topic", "±", "paper"]
     assert cells(page, "MLM") == ["MLM", "50.5", "1.5", "84.4"]
     assert cells(page, "seconds") == ["seconds", "0.5"]
+
+
+def test_steps_without_finite_losses_have_no_objective(tmp_path: Path):
+    rows = (trained(1, ltr_loss=9.0), {"step": 2, "loss": None, "ltr_loss": None, "learning_rate": 1e-4})
+    diverged = (evaluated(1, loss=8.0, ltr_loss=8.0, unigram_loss=7.0), evaluated(2, unigram_loss=7.0))
+    [run] = read_runs([write_rows(tmp_path / "run", *rows, *diverged)])
+    names = {(panel, label) for panel, label, _ in curves(run) if panel.endswith("loss")}
+    assert names == {(name, split) for name in ("loss", "ltr_loss") for split in ("training", "eval")} | {
+        ("ltr_loss", "unigram baseline")
+    }
 
 
 def test_axes_fit_their_values(tmp_path: Path):
@@ -243,6 +265,14 @@ def test_page_has_the_fills_of_each_mask_over_time(tmp_path: Path):
     [first, second] = re.findall("<tr><td>a .MASK. text(.*?)(?=<tr>|</table>)", page)
     assert first.split("<td>")[1:] == ["dark", *(f"w{step} 0.50" for step in steps)]
     assert second.split("<td>")[1:] == ["dark", *(f"v{step} 0.50" for step in steps)]
+
+
+def test_fills_are_those_of_the_last_texts(tmp_path: Path):
+    """The second phase has another dataset, whose texts are others."""
+    rows = [sampled(1, "w1", "v1", text="short [MASK]"), *(sampled(step, f"w{step}") for step in (2, 3))]
+    page = page_of(tmp_path, write_rows(tmp_path / "run", trained(1), *rows))
+    assert cells(page, "text") == ["text", "target", "2", "3"]
+    assert cells(page, "a [MASK] text") == ["a [MASK] text", "dark", "w2 0.50", "w3 0.50"]
 
 
 # --- Safety and a browser ----------------------------------------------------------------------------------------
