@@ -311,6 +311,8 @@ def verify(path: Path, folder: Path, only: str | None, seeds: Sequence[int]) -> 
         ladders = {track: content["tables"][track]["rows"] for track in TRACKS}
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise SpeedrunError(f"{path}: expected a record that `run` wrote ({type(error).__name__}: {error})") from error
+    if only not in (None, *entries):
+        raise SpeedrunError(f"--only {only}: expected one of {', '.join(entries)}")
     now, cpu = software(), record.environment()["cpu"]
     found = [
         f"{path}: the table {track} is not that of its seeds" for track in TRACKS
@@ -324,7 +326,10 @@ def verify(path: Path, folder: Path, only: str | None, seeds: Sequence[int]) -> 
             found += problems
             continue
         others = [key for key, value in now.items() if value != entry["software"].get(key)]
-        known = [seed for seed in seeds if seed in {run["seed"] for run in runs}]
+        of_record = [run["seed"] for run in runs]
+        if not (known := [seed for seed in seeds if seed in of_record]):
+            expected = ", ".join(map(str, seeds))
+            found.append(f"{name}: seeds {', '.join(map(str, of_record))}; expected one of --seeds {expected}")
         for row in train_seeds(folder, entry["config"], known, TRACKS[entry["track"]]):
             problems = compare(name, runs, row, others, cpu == entry["cpu"])
             kind = f"within {bound([run['mlm_loss'] for run in runs]):.4f} nats (other {', '.join(others)})"
@@ -339,7 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for command in ("run", "verify"):
         sub = commands.add_parser(command)
-        sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+        sub.add_argument("--seeds", type=int, nargs="+", choices=range(max(T_95)), default=[0, 1, 2])
         sub.add_argument("--folder", type=Path, default=FOLDER, help="corpus, datasets and runs")
         if command == "run":
             sub.add_argument("config", help="FILE.py:NAME or the name of a config")

@@ -98,6 +98,20 @@ def test_a_record_above_its_loss_or_of_few_seeds_is_refused(verify: Verify):
     assert "first: MLM loss 3.6233 of 3 seeds; expected at most 3.6 " in output
 
 
+def test_a_record_of_which_nothing_is_trained_again_is_refused(
+    verify: Verify, path: Path, capsys: pytest.CaptureFixture
+):
+    def other_seeds(content: dict) -> None:
+        for row in content["tables"]["seeds"]["rows"]:
+            row["seed"] += 3
+
+    assert speedrun.main(["verify", str(path), "--only", "third"]) == 2
+    assert "--only third: expected one of first, second" in capsys.readouterr().err
+    status, output = verify(other_seeds)
+    assert status == 1
+    assert "first: seeds 3, 4, 5; expected one of --seeds 0, 1, 2" in output
+
+
 def test_a_file_that_is_no_record_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture):
     (tmp_path / "record.json").write_text('{"values": {}}')
     assert speedrun.main(["verify", str(tmp_path / "record.json")]) == 2
