@@ -44,7 +44,8 @@ def rows(hidden_size: int) -> tuple[StudyRow, ...]:
     The units of the gated layer are a multiple of 8.
     """
     gated = {"model.intermediate_size": round(hidden_size / 3) * 8}
-    made, keys = [], {"optimizer.bias_correction": True}
+    made: list[StudyRow] = []
+    keys: dict[str, object] = {"optimizer.bias_correction": True}
     for name, switch in SWITCHES.items():
         keys = {**keys, **switch, **(gated if name == "GeGLU" else {})}
         made.append(StudyRow(name if not made else f"+ {name}", pretraining=dict(keys)))
