@@ -38,7 +38,7 @@ def is_argmax(logits: jax.Array, labels: jax.Array, label_logits: jax.Array) -> 
     """
     comes_before = jnp.arange(logits.shape[-1]) < labels[..., None]
     largest_before = logits.max(axis=-1, where=comes_before, initial=-jnp.inf)
-    return (label_logits == logits.max(axis=-1)) & (label_logits > largest_before)
+    return (label_logits == logits.max(axis=-1)) & ((label_logits > largest_before) | (labels == 0))
 
 
 @jax.custom_vjp
