@@ -173,6 +173,7 @@ def test_a_changed_wheel_or_text_is_refused(tmp_path: Path, capsys: pytest.Captu
         speedrun.dataset(tmp_path, "/data")
 
 
+@pytest.mark.long
 def test_training_twice_is_equal_to_the_bit(dataset_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(speedrun, "dataset", lambda folder, name="": dataset_dir)
     config = dict(flatten(helpers.small_config(dataset_dir, total_steps=4)))

@@ -47,7 +47,9 @@ def workdir(dataset_dir: Path, other_dir: Path, tmp_path_factory: pytest.TempPat
 @pytest.mark.parametrize(
     "settings",
     [
-        {}, {"data__packing": True, "gradient_accumulation": 2}, LTR, {**LTR, "data__packing": True},
+        {}, {**LTR, "data__packing": True},
+        pytest.param({"data__packing": True, "gradient_accumulation": 2}, marks=pytest.mark.long),
+        pytest.param(LTR, marks=pytest.mark.long),
         {"objective__whole_word": True, "objective__nsp": False, "objective__mask_rate": 0.4},
         {"objective__nsp": False, "phases": ({"steps": 1, "objective.lm": "ltr"}, {"steps": 1})},
         {
@@ -55,7 +57,7 @@ def workdir(dataset_dir: Path, other_dir: Path, tmp_path_factory: pytest.TempPat
             "phases": ({"steps": 1, "model.global_rope_theta": 10.0}, {"steps": 1}),
         },
     ],
-    ids=["mlm", "packed", "ltr", "packed ltr", "whole words", "ltr, then mlm", "other rotary angles"],
+    ids=["mlm", "packed ltr", "packed", "ltr", "whole words", "ltr, then mlm", "other rotary angles"],
 )  # fmt: skip
 def test_losses_are_those_that_training_logged(settings: dict, dataset_dir: Path, tmp_path: Path):
     logged = run(dataset_dir, tmp_path / "run", **settings, total_steps=2, optimizer__warmup_steps=1)
