@@ -13,7 +13,7 @@ QUICKSTART: dict[str, dict[str, Any]] = {
     "quickstart": {"total_steps": 14_500},
     "rotary": {
         "model.position_embedding_type": "rotary", "objective.mask_rate": 0.4, "objective.nsp": False,
-        "total_steps": 6_300,
+        "total_steps": 6_800,
     },
     "muon": {
         "optimizer.name": "muon", "optimizer.learning_rate": 8e-3, "global_batch_size": 32, "total_steps": 2_100,
