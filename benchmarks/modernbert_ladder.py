@@ -92,13 +92,13 @@ def run_row(name: str, seed: int, output: Path, core: int) -> dict:
     with (folder / "log").open("a") as log:
         subprocess.run(
             [
-                "bert-jax", "study", __file__, f"--workdir={folder}", f"--config.only_rows=({name!r},)",
+                "taskset", "--cpu-list", str(core), "bert-jax", "study", __file__, f"--workdir={folder}",
+                f"--config.only_rows=({name!r},)",
                 f"--config.pretraining_seeds=({seed},)", f"--config.task_data={output / 'tasks'}",
                 f"--config.pretraining.phases.0.data.path={output / 'data32'}",
                 f"--config.pretraining.phases.1.data.path={output / 'data128'}",
             ],
             env=os.environ | {"JAX_PLATFORMS": "cpu"}, stdout=log, stderr=log, check=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, {core}),
         )  # fmt: skip
     (row,) = json.loads((folder / "table.json").read_text())["rows"]
     return {"name": name, "seed": seed, "columns": {key: cell["values"] for key, cell in row["columns"].items()}}
@@ -138,7 +138,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="rows at a time, each on one core (default: 2)")
     add_json_argument(parser, "modernbert_ladder")
     options = parser.parse_args()
-    data, output = os.environ["BERT_JAX_DATA"], options.output.absolute()
+    if not (data := os.environ.get("BERT_JAX_DATA")):
+        parser.error("BERT_JAX_DATA is not set; set it to the folder of the corpora and tasks")
+    output = options.output.absolute()
     for script in ("prepare_english.sh", "prepare_tasks.sh"):
         subprocess.run([HERE / script, data, output], check=True)
     record = Record(options.json, MEASURES, command="python benchmarks/modernbert_ladder.py")

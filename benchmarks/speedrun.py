@@ -16,10 +16,10 @@ import multiprocessing
 import os
 import re
 import runpy
-import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -173,19 +173,18 @@ def train(folder: Path, changes: Mapping[str, Any], seed: int, most_parameters: 
         {**phase, "data.path": str(dataset(folder, phase["data.path"]))} if "data.path" in phase else phase
         for phase in config.phases
     )
-    workdir = folder / f"run-{os.getpid()}"
-    began = time.process_time()
-    pretrain(with_values(config, {"phases": phases}), str(workdir))
-    seconds = time.process_time() - began
-    checkpoint = open_checkpoint(str(workdir))
-    if (parameters := parameter_count(checkpoint.bert_config)) > most_parameters:
-        raise SpeedrunError(f"{parameters:,} parameters: expected at most {most_parameters:,.0f}")
-    scores = evaluate_checkpoint(checkpoint, str(dataset(folder)))
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(jax.device_get(checkpoint.load_parameters())):
-        digest.update(np.ascontiguousarray(leaf).tobytes())
-    tokens = read_metrics(epath.Path(workdir))[-1]["tokens_seen"]
-    shutil.rmtree(workdir)
+    with tempfile.TemporaryDirectory(dir=folder) as workdir:
+        began = time.process_time()
+        pretrain(with_values(config, {"phases": phases}), workdir)
+        seconds = time.process_time() - began
+        checkpoint = open_checkpoint(workdir)
+        if (parameters := parameter_count(checkpoint.bert_config)) > most_parameters:
+            raise SpeedrunError(f"{parameters:,} parameters: expected at most {most_parameters:,.0f}")
+        scores = evaluate_checkpoint(checkpoint, str(dataset(folder)))
+        digest = hashlib.sha256()
+        for leaf in jax.tree.leaves(jax.device_get(checkpoint.load_parameters())):
+            digest.update(np.ascontiguousarray(leaf).tobytes())
+        tokens = read_metrics(epath.Path(workdir))[-1]["tokens_seen"]
     return {
         "seed": seed, "steps": config.total_steps, "tokens": tokens, "mlm_loss": scores["mlm_loss"],
         "unigram_loss": scores["unigram_loss"], "parameters": digest.hexdigest()[:32], "core_seconds": seconds,

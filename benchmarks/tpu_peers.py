@@ -20,6 +20,7 @@ run that is stopped continues with the first step that lacks a row of this code.
 """
 
 import argparse
+import functools
 import importlib
 import sys
 from pathlib import Path
@@ -88,15 +89,19 @@ class Scenic:
 
 
 class Transformers:
-    """FlaxBertForPreTraining."""
+    """FlaxBertForPreTraining; with `own_masks`, attention dropout differs between rows and heads."""
 
     optimizer = optax.adamw(1e-4)
 
-    def __init__(self) -> None:
+    def __init__(self, *, own_masks: bool = False) -> None:
         transformers = importlib.import_module("transformers")
         sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-        module = importlib.import_module("transformers.models.bert.modeling_flax_bert").FlaxBertForPreTrainingModule
-        self.model = module(transformers.BertConfig(**sizes), dtype=jnp.bfloat16)
+        module = importlib.import_module("transformers.models.bert.modeling_flax_bert")
+        weights = importlib.import_module("flax.linen.attention").dot_product_attention_weights
+        module.dot_product_attention_weights = lambda *inputs, **options: weights(
+            *inputs, **options | {"broadcast_dropout": not own_masks}
+        )
+        self.model = module.FlaxBertForPreTrainingModule(transformers.BertConfig(**sizes), dtype=jnp.bfloat16)
 
     def _inputs(self, batch: dict) -> tuple:
         positions = jnp.broadcast_to(jnp.arange(batch["input_word_ids"].shape[1]), batch["input_word_ids"].shape)
@@ -115,18 +120,6 @@ class Transformers:
 
     def clip(self, gradients: Any) -> Any:
         return gradients
-
-
-class TransformersWithBertsDropout(Transformers):
-    """The same, with attention dropout that differs between rows and heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        module = importlib.import_module("transformers.models.bert.modeling_flax_bert")
-        weights = importlib.import_module("flax.linen.attention").dot_product_attention_weights
-        module.dot_product_attention_weights = lambda *args, **options: weights(
-            *args, **options | {"broadcast_dropout": False}
-        )
 
 
 class Plain:
@@ -183,7 +176,7 @@ class Plain:
 
 PEERS = {
     "Scenic": Scenic, "transformers, Flax": Transformers,
-    "transformers, Flax, BERT's dropout": TransformersWithBertsDropout, "plain": Plain,
+    "transformers, Flax, BERT's dropout": functools.partial(Transformers, own_masks=True), "plain": Plain,
 }  # fmt: skip
 
 

@@ -235,8 +235,8 @@ class PretrainDataKeys(DataKeys):
     max_predictions: PositiveOrOpen = -1
     packing: bool = False  # True: several short sequences share a row, and attend only to themselves.
     max_sequences: Positive = 8  # Maximum sequences per row, if packing.
-    # FIRST:LAST, or several with commas, by FIRST: leaves out the batches that steps FIRST to LAST would train on, and
-    # step FIRST trains on the one after. A range counts steps as the run does with the ranges before it.
+    # Ranges FIRST:LAST, separated by commas, in ascending order of FIRST: leaves out the batches that steps FIRST to
+    # LAST would train on, and step FIRST trains on the next. A range counts steps as the run does with those before it.
     skip_steps: Annotated[str, Must("FIRST:LAST in ascending order, such as 1000:1200,5000:5100", _are_ranges)] = ""
 
     def skipped(self) -> list[tuple[int, int]]:

@@ -147,8 +147,8 @@ def inspect(
 
     Args:
       data: a prepared dataset
-      workdir: instead of it, a workdir of pretrain: shows the batch that its step --step trains on, and the losses by
-        the newest checkpoint before
+      workdir: a workdir of pretrain, in place of a dataset: shows the batch that --step trains on, and its losses by
+        the newest checkpoint before that step
       step: the step of the workdir's run, from 1
       samples: instances to show; of a step, those with the highest loss
       seed: seed of the sampled instances of a dataset and their masks
@@ -159,7 +159,7 @@ def inspect(
       bert-jax inspect --workdir=runs/base --step=4
     """
     if (workdir is None) != (step is None) or (workdir is None) == (data is None):
-        raise InputError(f"data={data}, workdir={workdir}, step={step}: expected a dataset, or both workdir and step")
+        raise InputError("expected either a dataset, or --workdir with --step")
     if workdir is not None and step is not None:
         from bert_jax.training.inspection import inspect_step, render_step
 

@@ -177,8 +177,12 @@ def test_command(workdir: Path, capsys: pytest.CaptureFixture):
     [
         (["--workdir=RUN", "--step=0"], "--step=0"), (["--workdir=RUN", "--step=7"], "total_steps=6"),
         (["--workdir=none", "--step=1"], "--workdir="), (["--workdir=FINETUNED", "--step=1"], "--workdir="),
-        (["data", "--workdir=RUN", "--step=1"], "data=data"), ([], "data=None"), (["data", "--step=1"], "workdir=None"),
-        (["--workdir=RUN"], "step=None"), (["--step=1"], "workdir=None"),
+        *(
+            (words, "expected either a dataset, or --workdir with --step")
+            for words in (
+                ["data", "--workdir=RUN", "--step=1"], [], ["data", "--step=1"], ["--workdir=RUN"], ["--step=1"]
+            )
+        ),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_one_line(
