@@ -31,17 +31,18 @@ def attention_mask(
 
     With `causal` it attends only up to itself, and with `reach` to at most as many positions on each side. Sequences
     packed into one row do not see each other, and no real token sees padding (sequence 0). Padding sees padding: it is
-    never read, and every row of the softmax stays defined. `in_blocks` returns the mask of `with_neighbours`,
-    [B L / reach, reach, 3 reach].
+    never read, and every row of the softmax stays defined. `in_blocks` returns the mask of `query_blocks` and
+    `key_blocks`, [B L / (2 reach), 2 reach, 4 reach].
     """
     queries = keys = sequence_ids
-    first = 0
+    query_positions = key_positions = jnp.arange(sequence_ids.shape[1])[None]
     if in_blocks:
         assert reach
-        queries, keys = sequence_ids.reshape(-1, reach), with_neighbours(sequence_ids + 1, reach) - 1
-        first = -reach  # the position of the first key, counted from the first query
+        queries, keys = query_blocks(queries, reach), key_blocks(keys, reach)
+        query_positions, key_positions = query_blocks(query_positions, reach), key_blocks(key_positions, reach)
     mask = queries[:, :, None] == keys[:, None, :]
-    distance = jnp.arange(queries.shape[1])[:, None] - (jnp.arange(keys.shape[1]) + first)
+    distance = query_positions[:, :, None] - key_positions[:, None, :]
+    distance = jnp.tile(distance, (len(mask) // len(distance), 1, 1))
     if causal:
         mask &= distance >= 0
     if reach is not None:
@@ -49,12 +50,27 @@ def attention_mask(
     return mask
 
 
-def with_neighbours(x: jax.Array, size: int) -> jax.Array:
-    """Maps [B, L, ...] to [B L / size, 3 size, ...]: each block of L with those beside it, zeros beyond the ends."""
-    blocks = x.reshape(x.shape[0], -1, size, *x.shape[2:])
-    blocks = jnp.pad(blocks, ((0, 0), (1, 1), *[(0, 0)] * (blocks.ndim - 2)))
-    parts = [blocks[:, :-2], blocks[:, 1:-1], blocks[:, 2:]]
-    return jnp.concatenate(parts, axis=2).reshape(-1, 3 * size, *x.shape[2:])
+def query_blocks(x: jax.Array, reach: int) -> jax.Array:
+    """Maps [B, L, ...] to [B L / (2 reach), 2 reach, ...]: blocks of L that begin `reach` early, the first at its end.
+
+    They see no keys but those of `key_blocks`. Tokens are moved before their projection to queries, not keys and values
+    after theirs: attention's arrays have tokens on the lanes of a TPU, which are slow to shift.
+    """
+    return jnp.roll(x, reach, axis=1).reshape(-1, 2 * reach, *x.shape[2:])
+
+
+def key_blocks(x: jax.Array, reach: int) -> jax.Array:
+    """Maps [B, L, ...] to [B L / (2 reach), 4 reach, ...].
+
+    Each block is after the one before it, the first after the last.
+    """
+    blocks = x.reshape(x.shape[0], -1, 2 * reach, *x.shape[2:])
+    pairs = jnp.concatenate([jnp.roll(blocks, 1, axis=1), blocks], axis=2)
+    return pairs.reshape(-1, 4 * reach, *x.shape[2:])
+
+
+Rotation = tuple[jax.Array, jax.Array]
+"""Cosines and sines of rotary angles, each fp32 [B, L, 1, H / 2]."""
 
 
 class Visibility(NamedTuple):
@@ -62,15 +78,15 @@ class Visibility(NamedTuple):
 
     Attributes:
       mask: a result of `attention_mask`; sequence ids int32 [B, L] for "pallas", which compares them.
-      rotation: cosines and sines of rotary angles, each fp32 [B, L, 1, H / 2]; None for learned positions.
+      rotations: results of `rotary_angles` for queries and for keys; None for learned positions.
     """
 
     mask: jax.Array
-    rotation: tuple[jax.Array, jax.Array] | None
+    rotations: tuple[Rotation, Rotation] | None
 
 
-def rotary_angles(positions: jax.Array, head_size: int, theta: float) -> tuple[jax.Array, jax.Array]:
-    """Returns cosines and sines, each fp32 [B, L, 1, H / 2], for `positions` [B, L] (Su et al. 2021, arXiv:2104.09864).
+def rotary_angles(positions: jax.Array, head_size: int, theta: float) -> Rotation:
+    """Returns cosines and sines for `positions` [B, L] (Su et al. 2021, arXiv:2104.09864).
 
     Frequencies are rounded to fp32 at each step, as in `transformers`: an angle of thousands multiplies their error.
     """
@@ -81,7 +97,7 @@ def rotary_angles(positions: jax.Array, head_size: int, theta: float) -> tuple[j
     return jnp.cos(angles), jnp.sin(angles)
 
 
-def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
+def rotate(x: jax.Array, rotation: Rotation) -> jax.Array:
     """Rotates each pair of features (i, i + H / 2) of x [B, L, N, H] in fp32, and returns it in the type of x."""
     cos, sin = rotation
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -131,21 +147,25 @@ class SelfAttention(nnx.Module):
     def visibility(self, sequence_ids: jax.Array, positions: jax.Array, *, is_local: bool = False) -> Visibility:
         """Returns what a global or local layer reads of `sequence_ids` and `positions`, int32 [B, L].
 
-        A local layer of plain attention without dropout computes blocks if the row has more than three, which together
-        are as long: the same results, of 3 reach instead of L products per query.
+        A local layer of plain attention without dropout computes blocks if a row is longer than two of them: the same
+        results, of 4 reach instead of L products per query.
         """
-        config, length, rotation = self.config, sequence_ids.shape[1], None
+        config, rows = self.config, sequence_ids.shape
+        reach = config.local_attention // 2 if is_local else 0
+        in_blocks = bool(
+            reach and self.attention == "xla" and not self.dropout_rate
+            and rows[1] % (2 * reach) == 0 and rows[1] > 4 * reach
+        )  # fmt: skip
+        rotations = None
         if config.position_embedding_type == "rotary":
             theta = config.local_rope_theta if is_local else config.global_rope_theta
-            rotation = rotary_angles(positions, config.head_size, theta)
+            places = [query_blocks(positions, reach), positions.reshape(-1, 2 * reach)] if in_blocks else [positions]
+            angles = [rotary_angles(place, config.head_size, theta) for place in places]
+            rotations = angles[0], angles[-1]
         if self.attention == "pallas":
-            return Visibility(sequence_ids, rotation)
-        reach = config.local_attention // 2 if is_local else None
-        fits = reach and self.attention == "xla" and not self.dropout_rate and length % reach == 0
-        in_blocks = bool(fits and reach and length > 3 * reach)
-        return Visibility(
-            attention_mask(sequence_ids, causal=config.is_decoder, reach=reach, in_blocks=in_blocks), rotation
-        )
+            return Visibility(sequence_ids, rotations)
+        mask = attention_mask(sequence_ids, causal=config.is_decoder, reach=reach or None, in_blocks=in_blocks)
+        return Visibility(mask, rotations)
 
     @jax.named_scope("attention")
     def __call__(self, x: jax.Array, visibility: Visibility, key: Key | None) -> jax.Array:
@@ -154,11 +174,17 @@ class SelfAttention(nnx.Module):
         In the equations t is a token of the batch, n a head, h an element of it, d one of D. Queries, keys and values
         are products of their own: in one, the compiler would stack their gradients for the backward pass.
         """
-        project = functools.partial(dense, "td,dnh->tnh", x, self.qkv_kernel, self.qkv_bias)
-        q, k, v = (checkpoint_name(project(part), "qkv") for part in range(3))
-        mask, rotation = visibility
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        shape, (mask, rotations) = x.shape, visibility
+        block, in_blocks = mask.shape[1], mask.shape[1] < shape[1]
+        of_queries, of_keys = (query_blocks(x, block // 2), x.reshape(-1, block, shape[2])) if in_blocks else (x, x)
+
+        def project(x: jax.Array, part: int) -> jax.Array:
+            product: jax.Array = checkpoint_name(dense("td,dnh->tnh", x, self.qkv_kernel, self.qkv_bias, part), "qkv")
+            return product
+
+        q, k, v = project(of_queries, 0), project(of_keys, 1), project(of_keys, 2)
+        if rotations is not None:
+            q, k = rotate(q, rotations[0]), rotate(k, rotations[1])
         if self.attention == "pallas":
             # Few runs need this import, which takes a fourth of a second.
             from bert_jax.model.pallas_attention import pallas_attention
@@ -169,13 +195,14 @@ class SelfAttention(nnx.Module):
             )  # fmt: skip
         elif self.attention == "cudnn":
             context = cudnn_attention(jnp.stack((q, k, v), axis=2), mask)
-        elif (reach := mask.shape[1]) < q.shape[1]:
-            blocks = q.reshape(-1, reach, *q.shape[2:]), with_neighbours(k, reach), with_neighbours(v, reach)
-            context = plain_attention(*blocks, mask, None, 0.0).reshape(q.shape)
+        elif in_blocks:
+            k, v = (key_blocks(part.reshape(*shape[:2], *part.shape[2:]), block // 2) for part in (k, v))
+            context = plain_attention(q, k, v, mask, None, 0.0)
         else:
             context = plain_attention(q, k, v, mask, key, self.dropout_rate)
         context = checkpoint_name(context, "attention_context")
-        return dense("tnh,nhd->td", context, self.output_kernel, self.output_bias)
+        y = dense("tnh,nhd->td", context, self.output_kernel, self.output_bias)
+        return jnp.roll(y.reshape(shape), -(block // 2), axis=1) if in_blocks else y
 
 
 def plain_attention(
