@@ -146,7 +146,11 @@ def model_config(config: BertConfig) -> dict[str, Any]:
     if model_type == "bert":
         return {"model_type": model_type, **{name: fields[name] for name in _BERT}}
     fields["embedding_dropout"] = config.dropout_rate(config.embedding_dropout)  # a number, also for None
-    return {"model_type": model_type, **{theirs: fields[ours] for ours, (theirs, _) in _MODERNBERT.items()}}
+    values = {theirs: fields[ours] for ours, (theirs, _) in _MODERNBERT.items()}
+    rate = config.dropout_rate(config.attention_output_dropout)
+    # Theirs has one rate for both; a key that it does not know keeps the other one for whom reads it here.
+    own = {} if rate == config.attention_probs_dropout_prob else {"attention_output_dropout": rate}
+    return {"model_type": model_type, **values, **own}
 
 
 def read_model_config(path: epath.Path, values: Mapping[str, Any]) -> BertConfig:
@@ -158,7 +162,9 @@ def read_model_config(path: epath.Path, values: Mapping[str, Any]) -> BertConfig
         fields = {ours: values.get(theirs, default) for ours, (theirs, default) in _MODERNBERT.items()}
         if (other := values.get("classifier_activation", "gelu")) != fields["hidden_act"]:
             raise InputError(f"classifier_activation={other!r:.60}: expected {fields['hidden_act']}, as elsewhere")
-        fields["attention_output_dropout"] = fields["attention_probs_dropout_prob"]
+        fields["attention_output_dropout"] = values.get(
+            "attention_output_dropout", fields["attention_probs_dropout_prob"]
+        )
         return BertConfig.from_dict({**MODEL_TYPES["modernbert"], **fields})
     except InputError as error:
         raise InputError(f"{path}: {error}") from error

@@ -135,6 +135,7 @@ def test_a_model_of_the_config_is_exported_and_loads_in_transformers(vocabulary:
     loaded, info = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not any(info.values())
     assert type(loaded).__name__ == "ModernBertForMaskedLM"
+    assert open_source(str(tmp_path / "hf")).bert_config.attention_output_dropout == 0.1
 
 
 def test_training_continues_from_an_imported_model(tmp_path: Path):
