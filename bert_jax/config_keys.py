@@ -137,9 +137,10 @@ class RunConfig(Section):
     data: DataKeys = DataKeys()
     optimizer: OptimizerKeys = OptimizerKeys()
     mesh: MeshKeys = MeshKeys()  # Devices along each axis; -1 infers one of them.
-    # Attention is xla, or a kernel that keeps no seq_len x seq_len array: pallas on TPU, with the dropout masks of xla,
-    # or cudnn on GPU, without dropout (model.attention_probs_dropout_prob=0.0).
-    attention: Literal["xla", "pallas", "cudnn"] = "xla"
+    # Attention is xla, or a kernel that keeps no seq_len x seq_len array: pallas on TPU, with the dropout masks of xla;
+    # splash on TPU, for long sequences and local layers, or cudnn on GPU, both without dropout
+    # (model.attention_probs_dropout_prob=0.0).
+    attention: Literal["xla", "pallas", "splash", "cudnn"] = "xla"
     # The backward pass recomputes none, attention (its arrays of seq_len x seq_len), dots (all but products with
     # weights), or full (all but each layer's input).
     remat: Literal["none", "attention", "dots", "full"] = "none"

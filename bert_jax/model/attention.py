@@ -1,4 +1,4 @@
-"""Self-attention: the plain formula, the kernel for TPUs and cuDNN's for GPUs; rotary positions and local windows."""
+"""Self-attention: the plain formula, two kernels for TPUs and cuDNN's for GPUs; rotary positions and local windows."""
 
 import functools
 from array import array
@@ -11,14 +11,16 @@ from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.model.bert_config import BertConfig
 from bert_jax.model.layers import Key, bias, dense, drop, dropout_mask, parameter, truncated_normal
-from bert_jax.model.workarounds import kernel_on_mesh
+from bert_jax.model.workarounds import kernel_of_jax_on_mesh
 
-ATTENTIONS = ("xla", "pallas", "cudnn")
-"""Implementations of attention: products that the compiler fuses, a kernel for TPUs, and cuDNN's for GPUs.
+ATTENTIONS = ("xla", "pallas", "splash", "cudnn")
+"""Implementations of attention: products that the compiler fuses, two kernels for TPUs, and cuDNN's for GPUs.
 
-`cudnn` has no dropout: cuDNN takes the seed of its mask when the step is compiled, and would drop the same in all
-steps and layers.
+`pallas` has dropout, `splash` local layers and any length. `cudnn` has no dropout: cuDNN takes the seed of its mask
+when the step is compiled, and would drop the same in all steps and layers.
 """
+
+WITHOUT_DROPOUT = ("splash", "cudnn")
 
 CUDNN_HEADS = range(8, 129, 8)
 """Head sizes that `cudnn` supports on every GPU. It needs an even sequence length."""
@@ -77,11 +79,13 @@ class Visibility(NamedTuple):
     """Positions in a row that attention reads, and their rotation.
 
     Attributes:
-      mask: a result of `attention_mask`; sequence ids int32 [B, L] for "pallas", which compares them.
+      mask: a result of `attention_mask`; sequence ids int32 [B, L] for kernels that compare them.
+      reach: positions on each side that a local layer sees.
       rotations: results of `rotary_angles` for queries and for keys; None for learned positions.
     """
 
     mask: jax.Array
+    reach: int | None
     rotations: tuple[Rotation, Rotation] | None
 
 
@@ -116,7 +120,7 @@ class SelfAttention(nnx.Module):
           stack: leading axes of each parameter, (layers,) in an encoder.
           attention: one of `ATTENTIONS`; all but "xla" recompute [L, L] arrays in the backward pass.
         """
-        if attention == "cudnn" and config.attention_probs_dropout_prob:
+        if attention in WITHOUT_DROPOUT and config.attention_probs_dropout_prob:
             raise ValueError(
                 f"attention={attention}: does not support dropout, got attention_probs_dropout_prob="
                 f"{config.attention_probs_dropout_prob}; set it to 0"
@@ -124,7 +128,7 @@ class SelfAttention(nnx.Module):
         if attention == "pallas" and config.global_attn_every_n_layers > 1:
             raise ValueError(
                 f"attention={attention}: does not support local attention, got global_attn_every_n_layers="
-                f"{config.global_attn_every_n_layers}; set it to 1, or use attention=xla"
+                f"{config.global_attn_every_n_layers}; set it to 1, or use attention=xla or splash"
             )
         inputs, output = jax.random.split(key)
         size, heads, head = config.hidden_size, config.num_attention_heads, config.head_size
@@ -151,7 +155,7 @@ class SelfAttention(nnx.Module):
         results, of 4 reach instead of L products per query.
         """
         config, rows = self.config, sequence_ids.shape
-        reach = config.local_attention // 2 if is_local else 0
+        reach = config.local_attention // 2 if is_local else None
         in_blocks = bool(
             reach and self.attention == "xla" and not self.dropout_rate
             and rows[1] % (2 * reach) == 0 and rows[1] > 4 * reach
@@ -159,13 +163,15 @@ class SelfAttention(nnx.Module):
         rotations = None
         if config.position_embedding_type == "rotary":
             theta = config.local_rope_theta if is_local else config.global_rope_theta
-            places = [query_blocks(positions, reach), positions.reshape(-1, 2 * reach)] if in_blocks else [positions]
+            places = [positions]
+            if in_blocks and reach:
+                places = [query_blocks(positions, reach), positions.reshape(-1, 2 * reach)]
             angles = [rotary_angles(place, config.head_size, theta) for place in places]
             rotations = angles[0], angles[-1]
-        if self.attention == "pallas":
-            return Visibility(sequence_ids, rotations)
-        mask = attention_mask(sequence_ids, causal=config.is_decoder, reach=reach or None, in_blocks=in_blocks)
-        return Visibility(mask, rotations)
+        if self.attention in ("pallas", "splash"):
+            return Visibility(sequence_ids, reach, rotations)
+        mask = attention_mask(sequence_ids, causal=config.is_decoder, reach=reach, in_blocks=in_blocks)
+        return Visibility(mask, reach, rotations)
 
     @jax.named_scope("attention")
     def __call__(self, x: jax.Array, visibility: Visibility, key: Key | None) -> jax.Array:
@@ -174,7 +180,7 @@ class SelfAttention(nnx.Module):
         In the equations t is a token of the batch, n a head, h an element of it, d one of D. Queries, keys and values
         are products of their own: in one, the compiler would stack their gradients for the backward pass.
         """
-        shape, (mask, rotations) = x.shape, visibility
+        shape, (mask, reach, rotations) = x.shape, visibility
         block, in_blocks = mask.shape[1], mask.shape[1] < shape[1]
         of_queries, of_keys = (query_blocks(x, block // 2), x.reshape(-1, block, shape[2])) if in_blocks else (x, x)
 
@@ -185,14 +191,15 @@ class SelfAttention(nnx.Module):
         q, k, v = project(of_queries, 0), project(of_keys, 1), project(of_keys, 2)
         if rotations is not None:
             q, k = rotate(q, rotations[0]), rotate(k, rotations[1])
-        if self.attention == "pallas":
+        if self.attention in ("pallas", "splash"):
             # Few runs need this import, which takes a fourth of a second.
-            from bert_jax.model.pallas_attention import pallas_attention
+            from bert_jax.model.pallas_attention import pallas_attention, splash_attention
 
-            context = pallas_attention(
-                jnp.stack((q, k, v), axis=2), mask, key, dropout_rate=self.dropout_rate,
-                causal=self.config.is_decoder,
-            )  # fmt: skip
+            qkv, causal = jnp.stack((q, k, v), axis=2), self.config.is_decoder
+            if self.attention == "splash":
+                context = splash_attention(qkv, mask, causal=causal, reach=reach)
+            else:
+                context = pallas_attention(qkv, mask, key, dropout_rate=self.dropout_rate, causal=causal)
         elif self.attention == "cudnn":
             context = cudnn_attention(jnp.stack((q, k, v), axis=2), mask)
         elif in_blocks:
@@ -263,17 +270,9 @@ def cudnn_attention(qkv: jax.Array, mask: jax.Array) -> jax.Array:
     sizes that are not in `CUDNN_HEADS`, and RuntimeError without cuDNN.
     """
 
-    def forward(qkv: jax.Array, mask: jax.Array) -> tuple[jax.Array, Any]:
-        def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            context = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="cudnn")
-            return jnp.swapaxes(context, 1, 2)
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Array:
+        context = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="cudnn")
+        return jnp.swapaxes(context, 1, 2)
 
-        # Slices and swaps here: values computed without the VMA check vary along no axis, as the gradient must, too.
-        context, backward = jax.vjp(attend, *(qkv[:, :, i] for i in range(3)))
-        return jnp.swapaxes(context, 1, 2), backward
-
-    def backward(qkv: jax.Array, mask: jax.Array, saved: Any, gradient: jax.Array) -> jax.Array:
-        return jnp.stack(saved(jnp.swapaxes(gradient, 1, 2)), axis=2)
-
-    result: jax.Array = kernel_on_mesh(forward, backward)(qkv, mask)
+    result: jax.Array = kernel_of_jax_on_mesh(attend)(qkv, mask)
     return result

@@ -1,8 +1,10 @@
-"""Self-attention as a Pallas kernel for TPUs, with dropout: no array of L x L leaves a core's memory.
+"""Self-attention as Pallas kernels for TPUs: no array of L x L leaves a core's memory.
 
-One grid step attends from a block of queries to all keys of a row, so a softmax is whole, and the backward pass is one
-kernel. It recomputes the probabilities from the log of their sums, as FlashAttention does (Dao et al. 2022,
-arXiv:2205.14135), and hashes the dropout mask again: the same mask as `dropout.dropout_mask` draws.
+`splash_attention` is JAX's kernel, for rows of any length and local layers. `pallas_attention` has dropout, for rows
+whose keys fit into a core's memory. In it one grid step attends from a block of queries to all keys of a row, so a
+softmax is whole, and the backward pass is one kernel. It recomputes the probabilities from the log of their sums, as
+FlashAttention does (Dao et al. 2022, arXiv:2205.14135), and hashes the dropout mask again: the same mask as
+`dropout.dropout_mask` draws.
 
 Shape letters: B rows, L tokens, N heads, H features of a head, D = N H, C heads of a grid step, S = C H, Q queries of a
 grid step. L is padded to a multiple of `LANES`. Scores are [L, Q], keys by queries.
@@ -17,9 +19,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from bert_jax.model.layers import Key, is_kept, key_words
-from bert_jax.model.workarounds import kernel_on_mesh
+from bert_jax.model.workarounds import kernel_of_jax_on_mesh, kernel_on_mesh
 
 LANES = 128
 """Elements of a TPU's vector register along its last axis. The hidden size must be a multiple of it."""
@@ -31,6 +34,36 @@ _LARGEST_BLOCK = 512 * 512 * LANES  # Q L S of a grid step; 512 queries of 512 k
 
 _PADDING = -1  # Sequence id of the positions that round L up: no position of the row sees them.
 _NN, _NT = (((1,), (0,)), ((), ())), (((1,), (1,)), ((), ()))
+
+
+def splash_attention(
+    qkv: jax.Array, sequence_ids: jax.Array, *, causal: bool, reach: int | None, interpret: bool = False
+) -> jax.Array:
+    """Maps q, k, v [B, L, 3, N, H] to the context [B, L, N, H], without dropout; L is a multiple of `LANES`.
+
+    Positions attend as in `attention_mask` of sequence_ids int32 [B, L]; blocks of L x L in which none does cost no
+    time. With `interpret` it runs on any platform, slowly.
+    """
+    length, _, heads, head = qkv.shape[1:]
+    mask: Any = splash.CausalMask((length, length)) if causal else splash.FullMask((length, length))
+    if reach is not None:
+        mask = splash.LocalMask((length, length), (reach, 0 if causal else reach), offset=0)
+    largest = 4 * LANES if reach is None else max(LANES, 4 * reach)
+    block = next(size for size in (4 * LANES, 2 * LANES, LANES) if length % size == 0 and size <= largest)
+    sizes = splash.BlockSizes(
+        block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, block_q_dq=block, block_kv_dq=block
+    )
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, sequence_ids: jax.Array) -> jax.Array:
+        kernel = splash.make_splash_mha_single_device(
+            splash.MultiHeadMask([mask] * heads), block_sizes=sizes, interpret=interpret
+        )
+        q, k, v = (jnp.swapaxes(part, 1, 2) for part in (q * jnp.asarray(head**-0.5, q.dtype), k, v))
+        context: jax.Array = jax.vmap(kernel)(q, k, v, splash.SegmentIds(sequence_ids, sequence_ids))
+        return context
+
+    result: jax.Array = kernel_of_jax_on_mesh(attend)(qkv, sequence_ids)
+    return result
 
 
 def pallas_attention(

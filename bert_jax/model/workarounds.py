@@ -121,6 +121,24 @@ def kernel_on_mesh(forward: Callable[..., tuple[jax.Array, Any]], backward: Call
     return call
 
 
+def kernel_of_jax_on_mesh(attend: Callable[..., jax.Array]) -> Any:
+    """Returns a differentiable function of (qkv [B, L, 3, N, H], *inputs) to [B, L, N, H] from attention of JAX.
+
+    `attend` maps q, k, v, each [B, L, N, H], and the inputs to the context [B, N, L, H], and has a gradient of its own.
+    """
+
+    def forward(qkv: jax.Array, *inputs: jax.Array) -> tuple[jax.Array, Any]:
+        # Slices and swaps here: values computed without the VMA check vary along no axis, as the gradient must, too.
+        context, backward = jax.vjp(lambda *parts: attend(*parts, *inputs), *(qkv[:, :, i] for i in range(3)))
+        return jnp.swapaxes(context, 1, 2), backward
+
+    def backward(*arguments: Any) -> jax.Array:
+        *_, saved, gradient = arguments
+        return jnp.stack(saved(jnp.swapaxes(gradient, 1, 2)), axis=2)
+
+    return kernel_on_mesh(forward, backward)
+
+
 def _on_every_axis(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `function` of full arrays in a `jax.shard_map` over the mesh axes that are not yet manual.
 

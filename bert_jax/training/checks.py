@@ -12,7 +12,7 @@ from bert_jax.config_keys import PretrainConfig, RunConfig
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
-from bert_jax.model.attention import CUDNN_HEADS
+from bert_jax.model.attention import CUDNN_HEADS, WITHOUT_DROPOUT
 from bert_jax.sections import to_dict
 from bert_jax.tracking.trackers import check_wandb
 from bert_jax.training.optimizer import check_schedule, count_steps
@@ -93,14 +93,18 @@ def check_attention(
     name, dropout, tensor = config.attention, config.model.attention_probs_dropout_prob, mesh.shape["tensor"]
     if name == "xla":
         return
-    kernel, here = {"pallas": "tpu", "cudnn": "gpu"}[name], platform or mesh.devices.flat[0].platform
+    kernel, here = "gpu" if name == "cudnn" else "tpu", platform or mesh.devices.flat[0].platform
     dtype, size, heads = compute_dtype(config.dtype, here), model.hidden_size, model.num_attention_heads
-    every = model.global_attn_every_n_layers
+    every, rate = model.global_attn_every_n_layers, "model.attention_probs_dropout_prob"
     conditions = {
         f"does not support tensor parallelism, got mesh.tensor={tensor}; set mesh.tensor=1": tensor == 1,
         f"needs {kernel.upper()} devices, got {here.upper()}; run on {kernel.upper()}": here == kernel,
+        f"does not support {rate}={dropout}; set {rate}=0.0": dropout == 0 or name not in WITHOUT_DROPOUT,
     }
-    if name == "pallas":
+    if name == "splash":
+        nearest = max(1, round(seq_len / 128)) * 128
+        conditions[f"does not support seq_len={seq_len}; prepare with --seq_len {nearest}"] = seq_len % 128 == 0
+    elif name == "pallas":
         # Few runs need the import, which takes a fourth of a second.
         from bert_jax.model.pallas_attention import LANES, LARGEST_KEYS
 
@@ -108,12 +112,10 @@ def check_attention(
         conditions |= {
             f"does not support seq_len={seq_len} in {dtype}; prepare with --seq_len {most} or less": seq_len <= most,
             f"does not support model.hidden_size={size}; choose a multiple of {LANES}": size % LANES == 0,
-            f"does not support model.global_attn_every_n_layers={every}; set it to 1": every == 1,
+            f"does not support model.global_attn_every_n_layers={every}; set it to 1, or attention=splash": every == 1,
         }
     else:
-        rate = "model.attention_probs_dropout_prob"
         conditions |= {
-            f"does not support {rate}={dropout}; set {rate}=0.0": dropout == 0,
             f"does not support dtype={dtype}; set dtype=bfloat16": dtype == jnp.bfloat16,
             f"does not support odd seq_len={seq_len}; prepare with an even --seq_len": seq_len % 2 == 0,
             f"does not support heads of model.hidden_size={size} / model.num_attention_heads={heads} = "

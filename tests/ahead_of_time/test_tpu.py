@@ -115,6 +115,16 @@ def test_pallas_attention_keeps_no_probabilities():
     assert kernel["peak_bytes"] < plain["peak_bytes"] - probabilities
 
 
+@pytest.mark.long
+def test_splash_attention_takes_8192_tokens():
+    rows, heads, length = 4, 12, 8_192
+    found = compiled(
+        "--topology=v5e:2x2", config="modernbert_base", global_batch_size=4 * rows, data__seq_len=length,
+        attention="splash", model__num_hidden_layers=4, data__packing=False,
+    )  # fmt: skip
+    assert found["peak_bytes"] < 2 * rows * heads * length**2  # the probabilities of one global layer
+
+
 def test_a_topology_that_libtpu_refuses_is_one_line():
     done = run("--topology=v5e:3x3", expect=2)
     (line,) = helpers.error_lines(done.stderr)

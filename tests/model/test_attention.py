@@ -1,4 +1,4 @@
-"""The attention kernel for TPUs, in interpret mode, against the plain formula."""
+"""The attention kernels for TPUs, in interpret mode, against the plain formula."""
 
 import dataclasses
 import functools
@@ -15,14 +15,21 @@ from support.models import initialize
 from bert_jax.model import BertConfig, abstract_parameters, attention
 from bert_jax.model.attention import attention_mask
 from bert_jax.model.layers import dropout_mask
-from bert_jax.model.pallas_attention import pallas_attention
+from bert_jax.model.pallas_attention import pallas_attention, splash_attention
 
 kernel = functools.partial(pallas_attention, interpret=True)
+splash = functools.partial(splash_attention, interpret=True)
 LENGTH = 128
 SMALL = BertConfig(
     vocab_size=100, hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
     max_position_embeddings=LENGTH,
 )  # fmt: skip
+
+
+LOCAL = {
+    "attention_probs_dropout_prob": 0.0, "position_embedding_type": "rotary", "global_attn_every_n_layers": 2,
+    "local_attention": 64,
+}  # fmt: skip
 
 
 def padded(length: int = LENGTH) -> np.ndarray:
@@ -39,6 +46,7 @@ def packed(length: int = LENGTH) -> np.ndarray:
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("bert_jax.model.pallas_attention.pallas_attention", kernel)
+    monkeypatch.setattr("bert_jax.model.pallas_attention.splash_attention", splash)
 
 
 def plain_attention(qkv, sequence_ids, keys, *, dropout_rate, causal):
@@ -77,6 +85,24 @@ def test_kernel_equals_plain_attention(shape, rate, causal):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("length", "causal", "reach"), [(256, False, None), (384, True, None), (384, False, 64), (256, True, 40)]
+)
+def test_splash_equals_plain_attention(length, causal, reach):
+    qkv, weights, _ = make_arrays(length, 2, 64)
+    ids, found = jnp.asarray(packed(length)), []
+    for attend in (
+        lambda qkv: attention.plain_attention(
+            *(qkv[:, :, i] for i in range(3)), attention_mask(ids, causal=causal, reach=reach), None, 0.0
+        ),
+        lambda qkv: splash(qkv, ids, causal=causal, reach=reach),
+    ):
+        context, backward = jax.vjp(attend, jnp.asarray(qkv))
+        found.append((context, *backward(jnp.asarray(weights))))
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
 def test_kernel_draws_the_mask_of_plain_attention():
     """Values that are the rows of an identity matrix make the context the dropped probabilities themselves."""
     length, rate = 129, 0.3
@@ -112,16 +138,20 @@ def test_kernel_in_bfloat16_is_as_accurate_as_plain_attention():
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
-    ("causal", "settings"),
+    ("switches", "settings"),
     [
-        (False, {"attention": "pallas"}),
-        pytest.param(True, {"attention": "pallas"}, marks=pytest.mark.long),
-        pytest.param(False, {"attention": "pallas", "remat": "attention"}, marks=pytest.mark.long),
-        pytest.param(False, {"attention": "pallas", "remat": "full"}, marks=pytest.mark.long),
+        ({}, {"attention": "pallas"}),
+        (LOCAL, {"attention": "splash"}),
+        pytest.param({"is_decoder": True}, {"attention": "pallas"}, marks=pytest.mark.long),
+        pytest.param({}, {"attention": "pallas", "remat": "attention"}, marks=pytest.mark.long),
+        pytest.param({}, {"attention": "pallas", "remat": "full"}, marks=pytest.mark.long),
+        pytest.param(
+            {**LOCAL, "is_decoder": True}, {"attention": "splash", "remat": "attention"}, marks=pytest.mark.long
+        ),
     ],
 )
-def test_a_model_with_a_kernel_is_the_model(causal, settings):
-    config = dataclasses.replace(SMALL, is_decoder=causal)
+def test_a_model_with_a_kernel_is_the_model(switches, settings):
+    config = dataclasses.replace(SMALL, **switches)
     batch, (_, parameters) = make_device_batch(sequence_ids=packed()), initialize(config)
 
     def value_and_gradient(**settings):

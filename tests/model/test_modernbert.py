@@ -127,7 +127,7 @@ def test_blocks_of_local_attention_equal_the_mask(causal: bool):
     x, weights = jax.random.normal(jax.random.key(1), (2, *ids.shape, 64))
     blocks = attention.visibility(ids, positions, is_local=True)
     angles = rotary_angles(positions, 32, 10_000.0)
-    masked = Visibility(attention_mask(ids, causal=causal, reach=8), (angles, angles))
+    masked = Visibility(attention_mask(ids, causal=causal, reach=8), 8, (angles, angles))
     assert blocks.mask.shape == (6, 16, 32)
     assert masked.mask.shape == (2, 48, 48)
 

@@ -88,15 +88,22 @@ def test_step_with_pallas_on_a_mesh_equals_the_step(monkeypatch: pytest.MonkeyPa
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=jax.tree_util.keystr(path))
 
 
+SPLASH = {f"splash_mha_{name}" for name in (
+    "fwd_segmented_residuals", "dkv_segmented_no_residuals", "dq_segmented_no_residuals"
+)}  # fmt: skip
+
+
 @pytest.mark.parametrize("sizes", [{"data": 1}, {"data": 2, "fsdp": 2}], ids=str)
-def test_the_step_with_pallas_is_lowered_to_its_kernels(sizes):
-    mesh, spec, step = make_step("pallas", sizes, dtype=jnp.bfloat16, hidden_size=128)
+@pytest.mark.parametrize("chosen", ["pallas", "splash"])
+def test_the_step_with_a_kernel_is_lowered_to_its_calls(chosen, sizes):
+    rate = 0.0 if chosen == "splash" else 0.1
+    mesh, spec, step = make_step(chosen, sizes, dtype=jnp.bfloat16, hidden_size=128, attention_probs_dropout_prob=rate)
     with jax.set_mesh(mesh):
         batch = jax.eval_shape(lambda: put_batch(mesh, make_batch(), 1))
         text = step.lower(spec.abstract, batch, ("tpu",)).as_text()
     assert set(re.findall(r"custom_call @([\w$]+)", text)) == {"tpu_custom_call"}
     kernels = set(re.findall(r'kernel_name = "(\w+)"', text))
-    assert kernels == {"attention_forward", "attention_backward"}
+    assert kernels == (SPLASH if chosen == "splash" else {"attention_forward", "attention_backward"})
 
 
 def test_the_step_with_cudnn_is_lowered_to_its_calls(monkeypatch: pytest.MonkeyPatch):
@@ -138,6 +145,12 @@ def check(platform: str, *, seq_len: int = 128, tensor: int = 1, **overrides: ob
             r"model\.global_attn_every_n_layers=3\b",
         ),
         ("gpu", {"attention": "pallas"}, "attention=pallas: .*TPU.*GPU"),
+        ("tpu", {"attention": "splash", "seq_len": 1000}, r"seq_len=1000\b.*--seq_len 1024"),
+        (
+            "tpu",
+            {"attention": "splash", "model__attention_probs_dropout_prob": 0.1},
+            r"model\.attention_probs_dropout_prob=0\.1\b.*=0\.0",
+        ),
         ("tpu", {"attention": "cudnn"}, "attention=cudnn: .*GPU.*TPU"),
         ("gpu", {"attention": "cudnn", "tensor": 2}, r"mesh\.tensor=2\b.*mesh\.tensor=1\b"),
         (
@@ -169,7 +182,7 @@ def test_supported_kernel_settings_are_accepted():
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ({"attention": "flash"}, "attention=flash: .*xla, pallas, cudnn"),
+        ({"attention": "flash"}, "attention=flash: .*xla, pallas, splash, cudnn"),
         ({"attention": "pallas"}, "attention=pallas: .*TPU.*CPU"),
         ({"attention": "cudnn", "model__attention_probs_dropout_prob": 0.0}, "attention=cudnn: .*GPU.*CPU"),
         (
