@@ -14,7 +14,7 @@ import sys
 
 from record import Record, add_json_argument
 
-LENGTHS = {1_024: ("global_batch_size=256",), 8_192: ("global_batch_size=32", "remat=attention")}
+LENGTHS = {1_024: ("global_batch_size=256",), 8_192: ("global_batch_size=16", "remat=attention")}
 """Tokens of a row, and the keys that go with them."""
 MODELS = {"modernbert_base": (), "bert_base": ("objective.nsp=False", "objective.mask_rate=0.3")}
 COMMANDS = [
