@@ -130,12 +130,43 @@ def summarize(runs: list[dict]) -> list[dict]:
     return rows
 
 
+def draw(rows: list[dict], path: Path) -> None:
+    """Draws each row's differences from the first one, with their intervals, in a panel for each column."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    columns = list(COLUMNS)[1:]
+    figure, panels = plt.subplots(
+        1, len(columns), sharey=True, figsize=(13, 1 + 0.35 * len(rows)), layout="constrained"
+    )
+    for column, panel in zip(columns, panels, strict=True):
+        cells = [row["columns"][column] for row in rows[1:]]
+        means = [cell["difference"] for cell in cells]
+        sides = [[mean - cell["low"], cell["high"] - mean] for mean, cell in zip(means, cells, strict=True)]
+        panel.axvline(0, color="0.6", linewidth=1)
+        panel.errorbar(means, range(len(cells)), xerr=list(zip(*sides, strict=True)), fmt="o", color="C0", capsize=3)
+        panel.set_title(f"{column}{' (lower is better)' if column == PERPLEXITY else ''}", fontsize=10)
+        panel.grid(axis="y", alpha=0.3)
+    panels[0].set_yticks(range(len(rows) - 1), [row["name"] for row in rows[1:]])
+    panels[0].invert_yaxis()
+    figure.supxlabel(f"difference from {rows[0]['name']}: mean and 95% interval over pre-training seeds", fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
 def main() -> None:
     from record import Record, add_json_argument  # only as a script: `bert-jax study` reads this file as well
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/ladder"), metavar="FOLDER", help="datasets and runs")
     parser.add_argument("--jobs", type=int, default=2, help="rows at a time, each on one core (default: 2)")
+    parser.add_argument(
+        "--figure", type=Path, default=HERE.parent / "docs" / "images" / "modernbert_ladder.png", metavar="FILE",
+        help="output: the differences as an image, once two rows have all seeds",
+    )  # fmt: skip
     add_json_argument(parser, "modernbert_ladder")
     options = parser.parse_args()
     if not (data := os.environ.get("BERT_JAX_DATA")):
@@ -152,7 +183,10 @@ def main() -> None:
 
     def save() -> None:
         record.set_table("runs", {"row": "{name}", "seed": "{seed}"}, runs)
-        record.set_table("ladder", COLUMNS, summarize(runs))
+        rows = summarize(runs)
+        record.set_table("ladder", COLUMNS, rows)
+        if len(rows) > 1:
+            draw(rows, options.figure)
 
     def run(cell: tuple[str, int]) -> None:
         core = cores.get()

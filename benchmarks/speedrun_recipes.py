@@ -10,7 +10,10 @@ from ml_collections import ConfigDict
 from bert_jax.configs import quickstart
 
 QUICKSTART: dict[str, dict[str, Any]] = {
-    "quickstart": {"total_steps": 14_500},
+    "quickstart": {  # as the quickstart was at first
+        "objective.mask_rate": 0.25, "optimizer.name": "adamw", "optimizer.learning_rate": 2e-3,
+        "global_batch_size": 16, "total_steps": 14_500,
+    },
     "rotary": {
         "model.position_embedding_type": "rotary", "objective.mask_rate": 0.4, "objective.nsp": False,
         "total_steps": 6_800,

@@ -102,7 +102,7 @@ def _phase(tokens: float, batch: int, rate: float, **keys: object) -> dict[str, 
 
 def _long_phases(size: str, tokens: float, of_decay: float, masks: tuple[float, float]) -> list[dict[str, object]]:
     batch, rate = RAMPS[size][3], RATES[size][1]
-    long = {"data.path": "", "data.seq_len": 8_192, "model.global_rope_theta": 16e4}
+    long = {"data.path": "", "data.seq_len": 8_192, "model.global_rope_theta": 16e4, "remat": "attention"}
     # `_phase` counts tokens in batches of 1,024-token rows.
     stable, decay = (
         _phase(part / 8, batch, rate, **long, **{"objective.mask_rate": mask})

@@ -5,9 +5,9 @@
 `launch/quickstart.sh` prepares the dataset and runs this. `benchmarks/quickstart_recipes.py` compares other recipes.
 
 Parameters: 500,610 with 2,048 pieces.
-Tokens: 4,096,000 (8,000 steps x 16 sequences x 32).
+Tokens: 3,584,000 (3,500 steps x 32 sequences x 32).
 Hardware, time: less than five minutes on two CPU cores, with the vocabulary, the dataset and the evaluation.
-Score to expect: MLM loss 3.97 (unigram baseline 6.29), MLM accuracy 30.4%, NSP accuracy 63.7%.
+Score to expect: MLM loss 3.60 (unigram baseline 6.29), MLM accuracy 34.5%, NSP accuracy 63.9%.
 """
 
 from ml_collections import ConfigDict
@@ -22,13 +22,16 @@ def get_config() -> ConfigDict:
     config.model.hidden_act = "gelu_new"  # On a CPU, tanh is cheaper than erf.
     config.model.max_position_embeddings = 32  # Tokens; no sequence is longer.
     # More targets per step, and the loss leaves its first plateau in fewer. Evaluation masks 15%, as always.
-    config.objective.mask_rate = 0.25
+    config.objective.mask_rate = 0.4
     config.data.seq_len = 32  # On longer sequences the plateau lasts far longer.
 
+    config.optimizer.name = "muon"  # To the same loss AdamW takes half as long again (benchmarks/speedrun.py).
+    config.optimizer.learning_rate = 8e-3
     config.optimizer.b2 = 0.98  # The second moment averages some 50 steps: the run is short.
     config.optimizer.warmup_steps = 200
-    config.total_steps = 8_000
+    config.global_batch_size = 32
+    config.total_steps = 3_500
     config.log_every_steps = 100
-    config.eval_every_steps = 1_000
+    config.eval_every_steps = 500
     config.eval_batches = -1
     return config

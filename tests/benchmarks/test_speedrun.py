@@ -189,8 +189,11 @@ def test_training_twice_is_equal_to_the_bit(dataset_dir: Path, tmp_path: Path, m
         speedrun.train(tmp_path, changes, 0, 1e3)
 
 
-def test_recipes_are_configs_of_their_track():
+def test_recipes_are_configs_of_their_track_and_those_of_the_record():
     recipes = helpers.REPOSITORY / "benchmarks" / "speedrun_recipes.py"
+    entries = json.loads((recipes.parent / "results" / "speedrun.json").read_text())["values"]["entries"]
+    for name, entry in entries.items():
+        assert speedrun.load(f"{recipes}:{name}") == entry["config"], name
     changes = speedrun.load(f"{recipes}:quickstart")
     assert not {*changes} & {*speedrun.FIXED}
     assert changes["total_steps"] == load_config(f"{recipes}:quickstart").total_steps
