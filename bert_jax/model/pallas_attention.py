@@ -39,12 +39,16 @@ _NN, _NT = (((1,), (0,)), ((), ())), (((1,), (1,)), ((), ()))
 def splash_attention(
     qkv: jax.Array, sequence_ids: jax.Array, *, causal: bool, reach: int | None, interpret: bool = False
 ) -> jax.Array:
-    """Maps q, k, v [B, L, 3, N, H] to the context [B, L, N, H], without dropout; L is a multiple of `LANES`.
+    """Maps q, k, v [B, L, 3, N, H] to the context [B, L, N, H], without dropout.
 
     Positions attend as in `attention_mask` of sequence_ids int32 [B, L]; blocks of L x L in which none does cost no
     time. With `interpret` it runs on any platform, slowly.
     """
-    length, _, heads, head = qkv.shape[1:]
+    given, (heads, head) = qkv.shape[1], qkv.shape[3:]
+    length = -(-given // LANES) * LANES
+    if length > given:
+        qkv = jnp.pad(qkv, ((0, 0), (0, length - given), *[(0, 0)] * 3))
+        sequence_ids = jnp.pad(sequence_ids, ((0, 0), (0, length - given)), constant_values=_PADDING)
     mask: Any = splash.CausalMask((length, length)) if causal else splash.FullMask((length, length))
     if reach is not None:
         mask = splash.LocalMask((length, length), (reach, 0 if causal else reach), offset=0)
@@ -62,7 +66,7 @@ def splash_attention(
         context: jax.Array = jax.vmap(kernel)(q, k, v, splash.SegmentIds(sequence_ids, sequence_ids))
         return context
 
-    result: jax.Array = kernel_of_jax_on_mesh(attend)(qkv, sequence_ids)
+    result: jax.Array = kernel_of_jax_on_mesh(attend)(qkv, sequence_ids)[:, :given]
     return result
 
 

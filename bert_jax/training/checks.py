@@ -101,10 +101,7 @@ def check_attention(
         f"needs {kernel.upper()} devices, got {here.upper()}; run on {kernel.upper()}": here == kernel,
         f"does not support {rate}={dropout}; set {rate}=0.0": dropout == 0 or name not in WITHOUT_DROPOUT,
     }
-    if name == "splash":
-        nearest = max(1, round(seq_len / 128)) * 128
-        conditions[f"does not support seq_len={seq_len}; prepare with --seq_len {nearest}"] = seq_len % 128 == 0
-    elif name == "pallas":
+    if name == "pallas":
         # Few runs need the import, which takes a fourth of a second.
         from bert_jax.model.pallas_attention import LANES, LARGEST_KEYS
 
@@ -114,7 +111,7 @@ def check_attention(
             f"does not support model.hidden_size={size}; choose a multiple of {LANES}": size % LANES == 0,
             f"does not support model.global_attn_every_n_layers={every}; set it to 1, or attention=splash": every == 1,
         }
-    else:
+    elif name == "cudnn":
         conditions |= {
             f"does not support dtype={dtype}; set dtype=bfloat16": dtype == jnp.bfloat16,
             f"does not support odd seq_len={seq_len}; prepare with an even --seq_len": seq_len % 2 == 0,

@@ -145,7 +145,6 @@ def check(platform: str, *, seq_len: int = 128, tensor: int = 1, **overrides: ob
             r"model\.global_attn_every_n_layers=3\b",
         ),
         ("gpu", {"attention": "pallas"}, "attention=pallas: .*TPU.*GPU"),
-        ("tpu", {"attention": "splash", "seq_len": 1000}, r"seq_len=1000\b.*--seq_len 1024"),
         (
             "tpu",
             {"attention": "splash", "model__attention_probs_dropout_prob": 0.1},
