@@ -25,7 +25,8 @@ DEVICES, SEEDS = 8, (0, 1, 2)
 TYPES = ("float32", "bfloat16")
 VOCABULARY_SIZE = 4_096
 SETTINGS = {
-    "total_steps": 1_000, "global_batch_size": 32, "optimizer.warmup_steps": 100, "eval_every_steps": 0,
+    "total_steps": 1_000, "global_batch_size": 32, "objective.mask_rate": 0.25, "eval_every_steps": 0,
+    "optimizer.name": "adamw", "optimizer.learning_rate": 2e-3, "optimizer.warmup_steps": 100,
     "checkpoint.every_steps": 1_000_000, "tracking.samples": 0,
 }  # fmt: skip
 COMPILED = "--config=bert_large:lamb_v5e --topology=v5e:16x16 --phase=0"
