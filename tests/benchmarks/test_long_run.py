@@ -1,0 +1,61 @@
+"""The long run of BERT-Tiny: its phases, and the script on a small text, stopped and continued."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import helpers
+
+from bert_jax.config import load_config
+from bert_jax.training.phases import plan_phases
+
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+OVERRIDES = (
+    "phases.0.steps=6", "optimizer.warmup_steps=2", "phases.0.global_batch_size=8", "phases.1.global_batch_size=8",
+    "checkpoint.every_steps=3", "checkpoint.milestone_every_steps=4",
+)  # fmt: skip
+SCRIPT = helpers.REPOSITORY / "benchmarks" / "long_run.sh"
+
+
+def test_phases_have_400_million_tokens_in_rows_of_32_and_128():
+    plans = plan_phases(load_config(str(SCRIPT.with_suffix(".py"))))
+    tokens = [
+        (plan.stop - plan.start) * plan.config.global_batch_size * length
+        for plan, length in zip(plans, (32, 128), strict=True)
+    ]
+    assert sum(tokens) == pytest.approx(400e6, rel=1e-4)
+    assert tokens[0] == pytest.approx(3 * tokens[1], rel=1e-3)
+
+
+@pytest.mark.long
+def test_script_goes_on_where_it_stopped(tmp_path: Path):
+    corpus, vocabulary = tmp_path / "data" / "corpus", tmp_path / "data" / "vocab"
+    for folder in (corpus / "enwiki", corpus / "books", vocabulary):
+        folder.mkdir(parents=True)
+    text = "".join(f"the cat sat on the mat . it was number {number} .\n\n" for number in range(10))
+    with gzip.open(corpus / "books" / "a.txt.gz", "wt") as out:
+        out.write(text)
+    with gzip.open(corpus / "enwiki" / "a.jsonl.gz", "wt") as out:
+        out.writelines(json.dumps({"text": f"{text}{number}", "title": str(number)}) + "\n" for number in range(800))
+    words = sorted({*text.split()})
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
+    (vocabulary / "bert-base-uncased-vocab.txt").write_text("\n".join(pieces) + "\n")
+
+    def run(*overrides: str) -> str:
+        overrides = (*OVERRIDES, *overrides)
+        environment = os.environ | {"BERT_JAX_DATA": str(tmp_path / "data"), "PATH": PATH}
+        done = subprocess.run(
+            [SCRIPT, tmp_path / "out", *(f"--config.{override}" for override in overrides)],
+            env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return done.stderr[-400:] if done.returncode else ""
+
+    assert run("total_steps=20", "target.metric=mlm_loss", "target.value=100", "eval_every_steps=4") == ""
+    assert run("total_steps=12") == ""
+    checkpoints = {int(path.name) for path in (tmp_path / "out" / "run" / "checkpoints").iterdir()}
+    assert {4, 8, 12} <= checkpoints
+    assert json.loads((tmp_path / "out" / "evaluation.json").read_text())["mlm_loss"] < 5
