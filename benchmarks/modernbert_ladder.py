@@ -150,7 +150,7 @@ def draw(rows: list[dict], path: Path) -> None:
         panel.set_title(f"{column}{' (lower is better)' if column == PERPLEXITY else ''}", fontsize=10)
         panel.grid(axis="y", alpha=0.3)
     panels[0].set_yticks(range(len(rows) - 1), [row["name"] for row in rows[1:]])
-    panels[0].invert_yaxis()
+    panels[0].set_ylim(len(rows) - 1.5, -0.5)
     figure.supxlabel(f"difference from {rows[0]['name']}: mean and 95% interval over pre-training seeds", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
