@@ -40,11 +40,11 @@ def attention_mask(
     query_positions = key_positions = jnp.arange(sequence_ids.shape[1])[None]
     if in_blocks:
         assert reach
+        positions = jnp.broadcast_to(query_positions, sequence_ids.shape)
         queries, keys = query_blocks(queries, reach), key_blocks(keys, reach)
-        query_positions, key_positions = query_blocks(query_positions, reach), key_blocks(key_positions, reach)
+        query_positions, key_positions = query_blocks(positions, reach), key_blocks(positions, reach)
     mask = queries[:, :, None] == keys[:, None, :]
     distance = query_positions[:, :, None] - key_positions[:, None, :]
-    distance = jnp.tile(distance, (len(mask) // len(distance), 1, 1))
     if causal:
         mask &= distance >= 0
     if reach is not None:

@@ -141,6 +141,7 @@ def test_a_range_may_be_added_before_its_first_step_alone(dataset_dir: Path, tmp
     assert_same_run(tmp_path / "run", tmp_path / "plain")
 
 
+@pytest.mark.long
 def test_a_killed_run_skips_as_one_that_was_not(dataset_dir: Path, tmp_path: Path):
     settings = {
         "total_steps": 30, "checkpoint.every_steps": 2, "eval_batches": 0, "log_every_steps": 3,
