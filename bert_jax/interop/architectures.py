@@ -148,7 +148,7 @@ def model_config(config: BertConfig) -> dict[str, Any]:
     fields["embedding_dropout"] = config.dropout_rate(config.embedding_dropout)  # a number, also for None
     values = {theirs: fields[ours] for ours, (theirs, _) in _MODERNBERT.items()}
     rate = config.dropout_rate(config.attention_output_dropout)
-    # Theirs has one rate for both; a key that it does not know keeps the other one for whom reads it here.
+    # ModernBertConfig has one rate for both. It ignores this key, which `read_model_config` reads.
     own = {} if rate == config.attention_probs_dropout_prob else {"attention_output_dropout": rate}
     return {"model_type": model_type, **values, **own}
 

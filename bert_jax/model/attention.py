@@ -16,11 +16,12 @@ from bert_jax.model.workarounds import kernel_of_jax_on_mesh
 ATTENTIONS = ("xla", "pallas", "splash", "cudnn")
 """Implementations of attention: products that the compiler fuses, two kernels for TPUs, and cuDNN's for GPUs.
 
-`pallas` has dropout, `splash` local layers and any length. `cudnn` has no dropout: cuDNN takes the seed of its mask
-when the step is compiled, and would drop the same in all steps and layers.
+`pallas` supports dropout; `splash` supports local layers and rows of any length. `cudnn` has no dropout: cuDNN takes
+the seed of its mask when the step is compiled, and would drop the same in all steps and layers.
 """
 
 WITHOUT_DROPOUT = ("splash", "cudnn")
+"""Those that need attention_probs_dropout_prob=0."""
 
 CUDNN_HEADS = range(8, 129, 8)
 """Head sizes that `cudnn` supports on every GPU. It needs an even sequence length."""
@@ -53,18 +54,19 @@ def attention_mask(
 
 
 def query_blocks(x: jax.Array, reach: int) -> jax.Array:
-    """Maps [B, L, ...] to [B L / (2 reach), 2 reach, ...]: blocks of L that begin `reach` early, the first at its end.
+    """Maps [B, L, ...] to [B L / (2 reach), 2 reach, ...], blocks of queries.
 
-    They see no keys but those of `key_blocks`. Tokens are moved before their projection to queries, not keys and values
-    after theirs: attention's arrays have tokens on the lanes of a TPU, which are slow to shift.
+    Block i has the positions from (2 i - 1) reach up to (2 i + 1) reach; block 0 begins with the last of the row. All
+    that a local layer lets them see is in block i of `key_blocks`. The layer's input is moved so before its projection,
+    not keys and values after theirs: attention has tokens on the lanes of a TPU, which are slow to shift.
     """
     return jnp.roll(x, reach, axis=1).reshape(-1, 2 * reach, *x.shape[2:])
 
 
 def key_blocks(x: jax.Array, reach: int) -> jax.Array:
-    """Maps [B, L, ...] to [B L / (2 reach), 4 reach, ...].
+    """Maps [B, L, ...] to [B L / (2 reach), 4 reach, ...], blocks of keys or values.
 
-    Each block is after the one before it, the first after the last.
+    Block i has the positions from (2 i - 2) reach up to (2 i + 2) reach; block 0 begins with the last of the row.
     """
     blocks = x.reshape(x.shape[0], -1, 2 * reach, *x.shape[2:])
     pairs = jnp.concatenate([jnp.roll(blocks, 1, axis=1), blocks], axis=2)
@@ -80,7 +82,7 @@ class Visibility(NamedTuple):
 
     Attributes:
       mask: a result of `attention_mask`; sequence ids int32 [B, L] for kernels that compare them.
-      reach: positions on each side that a local layer sees.
+      reach: positions on each side that a local layer sees; None for a global layer.
       rotations: results of `rotary_angles` for queries and for keys; None for learned positions.
     """
 
@@ -151,8 +153,8 @@ class SelfAttention(nnx.Module):
     def visibility(self, sequence_ids: jax.Array, positions: jax.Array, *, is_local: bool = False) -> Visibility:
         """Returns what a global or local layer reads of `sequence_ids` and `positions`, int32 [B, L].
 
-        A local layer of plain attention without dropout computes blocks if a row is longer than two of them: the same
-        results, of 4 reach instead of L products per query.
+        A local layer of plain attention without dropout computes blocks if a row is longer than 4 reach and a multiple
+        of 2 reach: the same results, of 4 reach instead of L products per query.
         """
         config, rows = self.config, sequence_ids.shape
         reach = config.local_attention // 2 if is_local else None

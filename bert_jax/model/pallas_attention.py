@@ -4,7 +4,7 @@
 whose keys fit into a core's memory. In it one grid step attends from a block of queries to all keys of a row, so a
 softmax is whole, and the backward pass is one kernel. It recomputes the probabilities from the log of their sums, as
 FlashAttention does (Dao et al. 2022, arXiv:2205.14135), and hashes the dropout mask again: the same mask as
-`dropout.dropout_mask` draws.
+`layers.dropout_mask` draws.
 
 Shape letters: B rows, L tokens, N heads, H features of a head, D = N H, C heads of a grid step, S = C H, Q queries of a
 grid step. L is padded to a multiple of `LANES`. Scores are [L, Q], keys by queries.

@@ -122,9 +122,10 @@ def kernel_on_mesh(forward: Callable[..., tuple[jax.Array, Any]], backward: Call
 
 
 def kernel_of_jax_on_mesh(attend: Callable[..., jax.Array]) -> Any:
-    """Returns a differentiable function of (qkv [B, L, 3, N, H], *inputs) to [B, L, N, H] from attention of JAX.
+    """Applies `kernel_on_mesh` to a kernel that JAX differentiates, such as its splash attention.
 
-    `attend` maps q, k, v, each [B, L, N, H], and the inputs to the context [B, N, L, H], and has a gradient of its own.
+    Returns a differentiable function of (qkv [B, L, 3, N, H], *inputs) to the context [B, L, N, H]. `attend` maps q, k
+    and v, each [B, L, N, H], and the inputs to the context [B, N, L, H].
     """
 
     def forward(qkv: jax.Array, *inputs: jax.Array) -> tuple[jax.Array, Any]:
