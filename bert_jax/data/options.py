@@ -37,7 +37,8 @@ class PrepareOptions(CorpusOptions):
 
     Args:
       seq_len: tokens per sequence, special tokens included
-      pairs: nsp: sentence pairs; none: one segment of complete sentences, for a corpus without documents
+      pairs: nsp: sentence pairs, half of them random; sop: consecutive segments, half of them swapped; none: one
+        segment of complete sentences, for a corpus without documents
       dupe_factor: passes over the corpus, each with new pairs
       short_seq_prob: share of documents, with --pairs none of sequences, with a shorter target
       eval_fraction: share of documents held out for evaluation
@@ -52,7 +53,7 @@ class PrepareOptions(CorpusOptions):
     """
 
     seq_len: Annotated[int, Must(f"in [8, {1 << 15}]", lambda x: 8 <= x <= 1 << 15)] = 128
-    pairs: Literal["nsp", "none"] = "nsp"
+    pairs: Literal["nsp", "sop", "none"] = "nsp"
     dupe_factor: Annotated[int, Must("in [1, 1000]", lambda x: 1 <= x <= 1000)] = 1
     short_seq_prob: Share = 0.1
     eval_fraction: ShareBelow1 = 0.01

@@ -103,7 +103,7 @@ def describe_sequence(
 
 def render_sequence(sample: Mapping[str, Any]) -> str:
     """Formats the text of `describe_sequence`."""
-    b_is = {None: "", False: "B is next: ", True: "B is random: "}[sample["random_next"]]
+    b_is = {None: "", False: "B is next: ", True: "B is not next: "}[sample["random_next"]]
     return f"{b_is}{sample['text']}"
 
 

@@ -14,6 +14,7 @@ from bert_jax.data import report
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import TrainRows
 from bert_jax.data.loading.masking import Masking
+from bert_jax.errors import InputError
 from bert_jax.text.wordpiece import wordpiece_tokenizer
 
 
@@ -36,6 +37,7 @@ def sentences(count: int, of: int = 12) -> list[str]:
     [
         (["\n".join(sentences(90))], {}, ["--eval_fraction", "--bucket_tokens --pairs"]),
         (["\n".join(sentences(90))], {"pairs": "none"}, []),
+        (["\n".join(sentences(90))], {"pairs": "sop"}, ["--eval_fraction"]),
         (["\n".join(sentences(n)) for n in (30, 40, 50)], {}, ["--eval_fraction"]),
         (["\n".join(sentences(n)) for n in (30, 40, 50)], {"eval_fraction": 0.0}, []),
         (["\n".join(sentences(n)) for n in (30, 40, 50)] * 9, {"drop_duplicates": True}, ["--eval_fraction"]),
@@ -43,7 +45,7 @@ def sentences(count: int, of: int = 12) -> list[str]:
         (sentences(30), {}, ["--documents --pairs"]),
         (sentences(30), {"pairs": "none"}, []),
     ],
-    ids=["one", "one without pairs", "three", "none asked for", "filtered", "a shard each", "random", "no pairs"],
+    ids=["one", "one without pairs", "ordered", "three", "none held out", "filtered", "a shard each", "lone", "no pairs"],
 )  # fmt: skip
 def test_unusual_corpora(documents, options, expected, tokenizer, tmp_path, caplog):
     (tmp_path / "a.txt").write_text("\n\n".join(documents))
@@ -59,6 +61,13 @@ def test_random_segments_of_the_same_document_are_counted(tokenizer, tmp_path):
     (tmp_path / "b.txt").write_text("\n\n".join("\n".join(sentences(30)[n:]) for n in range(20)))
     info = run(tmp_path / "b.txt", tokenizer, tmp_path / "many", eval_fraction=0.0).info
     assert not info.splits["train"].same_document
+    info = run(tmp_path / "a.txt", tokenizer, tmp_path / "ordered", pairs="sop").info
+    assert (info.splits["train"].same_document, info.splits["train"].random_next) == (0, 0)
+    labels = TrainRows(PreparedDataset(str(tmp_path / "ordered")), seed=0, masking=Masking()).rows(np.arange(12))
+    assert 0 < labels["next_sentence_labels"].sum() < 12
+    (tmp_path / "c.txt").write_text("\n\n".join(sentences(30)))
+    with pytest.raises(InputError, match="no document has two sentences"):
+        run(tmp_path / "c.txt", tokenizer, tmp_path / "lone", pairs="sop")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,10 @@ SPECIAL_TOKENS_PER_SINGLE = 2  # [CLS] A [SEP]
 
 
 class Instance(NamedTuple):
-    """Segments A and B as token offsets [start, stop), and whether B is a random continuation ("NotNext")."""
+    """Segments A and B as token offsets [start, stop), and whether B is not the continuation of A ("NotNext").
+
+    Such a B is random, or, of an ordered pair, what A continues.
+    """
 
     a_start: int
     a_stop: int
@@ -145,6 +148,25 @@ def make_pairs(
         # The pairs are drawn lazily: each is truncated before the next is drawn, as the reference orders its draws.
         instances = _pairs(documents, index, target, rng, draw)
         yield [truncate_pair(instance, longest, rng) for instance in instances]
+
+
+def make_ordered_pairs(
+    documents: Sequence[Document], *, seq_len: int, short_seq_prob: float, rng: Random
+) -> Iterator[list[Instance]]:
+    """Yields pairs for ALBERT's sentence-order prediction (Lan et al. 2020), whose segments are swapped half the time.
+
+    Arguments are those of `make_pairs`. A document of one sentence has no pair.
+    """
+    longest = seq_len - SPECIAL_TOKENS_PER_PAIR
+    for index, document in enumerate(documents):
+        target = target_length(longest, short_seq_prob, rng)
+        pairs = _pairs(documents, index, target, rng, lambda _: False) if len(document) > 2 else ()
+        cut = [truncate_pair(pair, longest, rng) for pair in pairs]
+        yield [Instance(*pair[2:4], *pair[:2], True) if rng.random() < 0.5 else pair for pair in cut]
+
+
+MAKE_INSTANCES = {"nsp": make_pairs, "sop": make_ordered_pairs, "none": make_singles}
+"""What makes the instances of each kind of pairs."""
 
 
 def make_rng(*parts: object) -> Random:

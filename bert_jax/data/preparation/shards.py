@@ -14,7 +14,7 @@ from array_record.python.array_record_module import ArrayRecordReader, ArrayReco
 from bert_jax.data.dataset import Counts, Shard, SplitInfo, file_digest, new_digest
 from bert_jax.data.hashing import random_bits
 from bert_jax.data.options import PrepareOptions
-from bert_jax.data.preparation.instances import Document, make_pairs, make_rng, make_singles
+from bert_jax.data.preparation.instances import MAKE_INSTANCES, Document, make_rng
 from bert_jax.data.preparation.sorted_runs import Job, Run, write_run
 from bert_jax.data.records import RANDOM_NEXT, SINGLE, make_headers, sequence_lengths
 from bert_jax.files import atomic
@@ -205,7 +205,7 @@ def build(job: Job, runs: Sequence[Run], repeated: Run, bucket: Bucket) -> Built
     texts = [bounds[begin : end + 1].tolist() for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
     # Both parts of a document whose lines are held out have its hash; ids are unique.
     ids, spans, owners = _make_instances(job, bucket, texts, hashes[order] ^ np.uint64(bucket.lines[0]))
-    is_random = spans[:, 4] == 1
+    is_random = (spans[:, 4] == 1) & (job.options.pairs == "nsp")
     is_same = is_random & (spans[:, 2] >= bounds[begins][owners]) & (spans[:, 2] < bounds[ends][owners])
     shard, sequence_sizes = _write_shard(job, bucket, tokens, ids, spans)
     token_counts = np.zeros(job.tokenizer.vocab_size, np.int64)
@@ -236,7 +236,7 @@ def _make_instances(
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for number in range(options.dupe_factor):
         rng = make_rng(job.seed, bucket.split, bucket.hashes[0], number)
-        make = make_singles if options.pairs == "none" else make_pairs
+        make = MAKE_INSTANCES[options.pairs]
         made = make(documents, seq_len=options.seq_len, short_seq_prob=options.short_seq_prob, rng=rng)
         flat, sizes = array("i"), array("i")  # an array, since a million tuples take hundreds of megabytes
         for instances in made:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.preparation.instances import Instance, make_pairs, make_rng, target_length
+from bert_jax.data.preparation.instances import Instance, make_ordered_pairs, make_pairs, make_rng, target_length
 
 Texts = list[list[list[int]]]  # documents of sentences of tokens
 
@@ -135,6 +135,26 @@ def test_paper_half_of_all_pairs_are_random(lone, seq_len):
         assert np.mean(labels) < 0.9
         return
     assert abs(np.mean(labels) - 0.5) < 3 * 0.5 / np.sqrt(len(labels))
+
+
+@pytest.mark.parametrize("seq_len", [8, 64])
+def test_ordered_pairs_are_consecutive_segments_half_of_them_swapped(seq_len: int):
+    texts = realistic(7)
+    documents, _ = offsets(texts)
+    rng = random.Random(1)
+    made = list(make_ordered_pairs(documents, seq_len=seq_len, short_seq_prob=0.1, rng=rng))
+    assert [len(pairs) == 0 for pairs in made] == [len(text) == 1 for text in texts]
+    swapped = 0
+    for document, pairs in zip(documents, made, strict=True):
+        for pair in pairs:
+            first, second = sorted([pair[:2], pair[2:4]])
+            assert pair.is_random_next == (pair[:2] != first)
+            assert document[0] <= first[0] < first[1] <= second[0] < second[1] <= document[-1]
+            assert first[1] - first[0] + second[1] - second[0] <= seq_len - 3
+            assert any(first[1] <= end <= second[0] for end in document)
+            swapped += pair.is_random_next
+    pairs = sum(map(len, made))
+    assert abs(swapped / pairs - 0.5) < 3 * 0.5 / np.sqrt(pairs)
 
 
 # --- Parts ------------------------------------------------------------------------------------------------------
