@@ -45,7 +45,7 @@ def sentences(count: int, of: int = 12) -> list[str]:
         (sentences(30), {}, ["--documents --pairs"]),
         (sentences(30), {"pairs": "none"}, []),
     ],
-    ids=["one", "one without pairs", "ordered", "three", "none held out", "filtered", "a shard each", "lone", "no pairs"],
+    ids=["one", "no pairs of one", "ordered", "three", "none held out", "filtered", "a shard each", "lone", "no pairs"],
 )  # fmt: skip
 def test_unusual_corpora(documents, options, expected, tokenizer, tmp_path, caplog):
     (tmp_path / "a.txt").write_text("\n\n".join(documents))

@@ -1,0 +1,204 @@
+"""Runs the rows of a study one by one, each pre-training seed a process on a core of its own, into a record.
+
+`modernbert_ladder.py` and `recipe_trials.py` are such studies. Finished rows are in the record, and a run that is
+stopped continues after them, also without its folder. A row with one seed is a study by itself:
+
+    PYTHONPATH=benchmarks bert-jax study benchmarks/modernbert_ladder.py:FOLDER --workdir=FOLDER/row \\
+      --config.task_data=FOLDER/tasks --config.only_rows="('+ rotary',)" --config.pretraining_seeds="(0,)"
+"""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import reference_cpu
+import small_study
+from ml_collections import ConfigDict
+from record import Record, add_json_argument
+
+from bert_jax.config_keys import PretrainConfig
+from bert_jax.model import BertConfig
+from bert_jax.sections import to_dict, with_values
+from bert_jax.studies.study import PERPLEXITY, Cell, Table
+from bert_jax.tracking.throughput import training_flops
+
+HERE = Path(__file__).parent
+VOCAB_SIZE = 8_192
+PHASES = ((800, 64, 32), (1_200, 16, 128))
+"""Steps, sequences and tokens of each phase of the first row."""
+SEEDS = (0, 1, 2)
+MEASURES = (
+    "bert_jax/model", "bert_jax/training", "bert_jax/finetuning", "benchmarks/reference_cpu.py",
+    "benchmarks/small_study.py", "benchmarks/study_rows.py",
+)  # fmt: skip
+
+
+def flops_per_token(config: PretrainConfig, tokens: int) -> float:
+    """Returns the model FLOPs of a step per token, in sequences of `tokens`."""
+    model = BertConfig(**{**to_dict(config.model), "vocab_size": VOCAB_SIZE})
+    predictions = tokens if config.objective.lm == "ltr" else round(config.objective.mask_rate * tokens)
+    return training_flops(model, tokens, predictions) / tokens
+
+
+def phases(
+    config: PretrainConfig, first: PretrainConfig, folder: str, *, clm: float = 0, lengths: bool = True, pairs: str = ""
+) -> dict[str, Any]:  # fmt: skip
+    """Returns the keys that give `config` the FLOPs of the first row, in its phases, with the datasets in `folder`.
+
+    Args:
+      clm: share of the FLOPs, the first ones, that go into predicting the next token.
+      lengths: False: all sequences have the tokens of the last phase.
+      pairs: kind of the sentence pairs, if not next sentences.
+    """
+    budgets = [steps * rows * tokens * flops_per_token(first, tokens) for steps, rows, tokens in PHASES]
+    if not lengths:
+        budgets = [0.0] * (len(PHASES) - 1) + [sum(budgets)]
+    left, made = clm * sum(budgets), []
+    causal = {"objective.lm": "ltr", "objective.nsp": False}
+    for budget, (_, rows, tokens) in zip(budgets, PHASES, strict=True):
+        begin = min(left, budget)
+        left -= begin
+        for flops, keys in ((begin, causal), (budget - begin, {})):
+            steps = round(flops / (rows * tokens * flops_per_token(with_values(config, keys), tokens)))
+            path = f"{folder}/data{tokens}{pairs}"
+            made += [{"steps": steps, "data.path": path, "global_batch_size": rows, **keys}] * (steps > 0)
+    return {"phases": tuple(made), "total_steps": sum(phase["steps"] for phase in made)}
+
+
+def pretraining() -> ConfigDict:
+    """Returns the config of pre-training that rows change."""
+    config = reference_cpu.get_config()
+    config.optimizer.warmup_steps = 200
+    return config
+
+
+def tasks(names: Sequence[str]) -> tuple[dict[str, Any], ...]:
+    """Returns tasks of `small_study.py` with one learning rate and one seed: those of pre-training are what repeats."""
+    once = {"search.learning_rates": (1e-3,), "search.seeds": (0,)}
+    found = [task for task in small_study.TASKS if task["name"] in names]
+    return tuple({**task, "finetuning": {**task["finetuning"], **once}} for task in found)
+
+
+def run_row(script: Path, name: str, seed: int, output: Path, core: int) -> dict[str, Any]:
+    """Runs the study of a row with one seed on a core; returns its row of `table.json`."""
+    folder = output / "rows" / f"{name}, seed {seed}".replace(" ", "_").replace(",", "")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(path)}
+    with (folder / "log").open("a") as log:
+        subprocess.run(
+            [
+                "taskset", "--cpu-list", str(core), "bert-jax", "study", f"{script}:{output}", f"--workdir={folder}",
+                f"--config.only_rows=({name!r},)", f"--config.pretraining_seeds=({seed},)",
+                f"--config.task_data={output / 'tasks'}",
+            ],
+            env=environment, stdout=log, stderr=log, check=True,
+        )  # fmt: skip
+    (row,) = json.loads((folder / "table.json").read_text())["rows"]
+    return {"name": name, "seed": seed, "columns": {key: cell["values"] for key, cell in row["columns"].items()}}
+
+
+def summarize(names: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns a row of the table for each of `names` whose seeds all have run, with the differences from the first."""
+    found = {(run["name"], run["seed"]): run["columns"] for run in runs}
+    cells = {
+        (f"{name} {seed}", column): Cell(values)
+        for (name, seed), run in found.items() for column, values in run.items()
+    }  # fmt: skip
+    repeated = {
+        name: [f"{name} {seed}" for seed in SEEDS] for name in names if all((name, seed) in found for seed in SEEDS)
+    }
+    rows, columns = [], list(runs[0]["columns"]) if runs else []
+    for row in Table("", "", columns, [], cells=cells, repeated=repeated).over_seeds():
+        texts = {}
+        for column, cell in row["columns"].items():
+            digits = 2 if column == PERPLEXITY else 1
+            texts[column] = f"{cell['mean']:.{digits}f} ± {cell['deviation']:.{digits}f}"
+            if "low" in cell:
+                texts[column] += " ({difference:+.{d}f}: {low:.{d}f} to {high:.{d}f})".format(**cell, d=digits)
+        rows.append({"name": row["name"], "columns": row["columns"], **texts})
+    return rows
+
+
+def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draws each row's differences from the first one, with their intervals, in a panel for each column."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    columns = list(rows[0]["columns"])
+    figure, panels = plt.subplots(
+        1, len(columns), sharey=True, figsize=(13, 1 + 0.35 * len(rows)), layout="constrained"
+    )
+    for column, panel in zip(columns, panels, strict=True):
+        cells = [row["columns"][column] for row in rows[1:]]
+        means = [cell["difference"] for cell in cells]
+        sides = [[mean - cell["low"], cell["high"] - mean] for mean, cell in zip(means, cells, strict=True)]
+        panel.axvline(0, color="0.6", linewidth=1)
+        panel.errorbar(means, range(len(cells)), xerr=list(zip(*sides, strict=True)), fmt="o", color="C0", capsize=3)
+        panel.set_title(f"{column}{' (lower is better)' if column == PERPLEXITY else ''}", fontsize=10)
+        panel.grid(axis="y", alpha=0.3)
+    panels[0].set_yticks(range(len(rows) - 1), [row["name"] for row in rows[1:]])
+    panels[0].set_ylim(len(rows) - 1.5, -0.5)
+    figure.supxlabel(f"difference from {rows[0]['name']}: mean and 95% interval over pre-training seeds", fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main(file: str, description: str, config: ConfigDict, measures: Sequence[str] = ()) -> None:
+    """Runs the rows of the config of `file` with all seeds."""
+    names, columns = [row.name for row in config.rows], [PERPLEXITY, *(task["name"] for task in config.tasks)]
+    path = Path(file).resolve()
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("runs/ladder"), metavar="FOLDER", help="datasets and runs")
+    parser.add_argument("--jobs", type=int, default=2, help="rows at a time, each on one core (default: 2)")
+    parser.add_argument(
+        "--figure", type=Path, default=HERE.parent / "docs" / "images" / f"{path.stem}.png", metavar="FILE",
+        help="output: the differences as an image, once two rows have all seeds",
+    )  # fmt: skip
+    add_json_argument(parser, path.stem)
+    options = parser.parse_args()
+    if not (data := os.environ.get("BERT_JAX_DATA")):
+        parser.error("BERT_JAX_DATA is not set; set it to the folder of the corpora and tasks")
+    output = options.output.absolute()
+    subprocess.run([HERE / "prepare_english.sh", data, output], check=True)
+    for script in (["prepare_english.sh"], ["prepare_english.sh", "sop"], ["prepare_tasks.sh"]):
+        subprocess.run([HERE / script[0], data, output, *script[1:]], check=True)
+    record = Record(options.json, (*MEASURES, *measures), command=f"python benchmarks/{path.name}")
+    runs = record.earlier("runs")
+    done = {(run["name"], run["seed"]) for run in runs}
+    cores: Queue[int] = Queue()
+    for core in list(os.sched_getaffinity(0))[: options.jobs]:
+        cores.put(core)
+
+    def save() -> None:
+        record.set_table("runs", {"row": "{name}", "seed": "{seed}"}, runs)
+        rows = summarize(names, runs)
+        record.set_table("ladder", {"": "{name}"} | {column: f"{{{column}}}" for column in columns}, rows)
+        if len(rows) > 1:
+            draw(rows, options.figure)
+
+    def run(cell: tuple[str, int]) -> None:
+        core = cores.get()
+        try:
+            found = run_row(path, *cell, output, core) | record.stamp
+        finally:
+            cores.put(core)
+        runs.append(found)
+        save()
+        print(found, flush=True)
+
+    cells = [cell for cell in itertools.product(names, SEEDS) if cell not in done]
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(run, cells))
+    save()
+    print(record.render("ladder"))

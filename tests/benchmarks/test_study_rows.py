@@ -1,0 +1,60 @@
+"""Studies that run row by row: equal FLOPs, and a table that grows."""
+
+from pathlib import Path
+
+import modernbert_ladder
+import pytest
+import recipe_trials
+import study_rows
+from matplotlib import pyplot
+
+from bert_jax.config_keys import PretrainConfig
+from bert_jax.sections import from_mapping, with_values
+from bert_jax.studies.study import PERPLEXITY
+
+
+@pytest.mark.parametrize(("study", "count"), [(modernbert_ladder, 11), (recipe_trials, 18)], ids=["ladder", "trials"])
+def test_all_rows_take_as_many_flops(study, count: int):
+    config = study.get_config("folder")
+    first = from_mapping(PretrainConfig, config.pretraining.to_dict())
+    totals = []
+    for row in config.rows:
+        made = with_values(first, row.pretraining)
+        assert made.total_steps == sum(phase["steps"] for phase in made.phases)
+        totals.append(0.0)
+        for phase in made.phases:
+            tokens = int(phase["data.path"].removeprefix("folder/data").removesuffix("-sop"))
+            cost = study_rows.flops_per_token(
+                with_values(made, {k: v for k, v in phase.items() if k != "steps"}), tokens
+            )
+            totals[-1] += phase["steps"] * phase["global_batch_size"] * tokens * cost
+    assert len({row.name for row in config.rows}) == len({str(row.pretraining) for row in config.rows}) == count
+    assert totals == [pytest.approx(totals[0], rel=2e-3)] * count  # steps are whole
+
+
+def test_next_tokens_come_first_and_take_their_share_of_the_flops():
+    rows = {row.name: row.pretraining["phases"] for row in recipe_trials.get_config().rows}
+    assert [phase["global_batch_size"] for phase in rows["next tokens first, 50%"]] == [64, 16, 16]
+    languages = [phase.get("objective.lm", "mlm") for phase in rows["next tokens first, 50%"]]
+    assert languages == ["ltr", "ltr", "mlm"]
+    assert [phase.get("objective.lm") for phase in rows["next tokens first, 25%"]] == ["ltr", None, None]
+    last = [rows[name][-1]["steps"] for name in ("the first", "next tokens first, 50%", "next tokens first, 75%")]
+    assert last[0] > last[1] == pytest.approx(2 * last[2], abs=1)
+    assert [phase["global_batch_size"] for phase in rows["128 tokens only"]] == [16]
+
+
+def test_table_and_figure_have_the_rows_whose_seeds_all_have_run(tmp_path: Path):
+    runs = [
+        {"name": name, "seed": seed, "columns": {PERPLEXITY: [100.0 - add + seed], "MRPC": [80.0 + add, 82.0 + add]}}
+        for name, add in (("BERT", 0), ("+ pre-norm", 5))
+        for seed in study_rows.SEEDS
+    ]
+    runs.append({"name": "+ no biases", "seed": 0, "columns": runs[0]["columns"]})
+    (first, second) = rows = study_rows.summarize(["BERT", "+ pre-norm", "+ no biases"], runs)
+    assert (first["name"], first[PERPLEXITY], first["MRPC"]) == ("BERT", "101.00 ± 1.00", "81.0 ± 0.0")
+    assert second[PERPLEXITY] == "96.00 ± 1.00 (-5.00: -5.00 to -5.00)"
+    assert second["MRPC"].startswith("86.0 ± 0.0 (+5.0: ")
+    study_rows.draw(rows, tmp_path / "ladder.png")
+    image = pyplot.imread(tmp_path / "ladder.png")
+    assert image.shape[1] > 1_000
+    assert image[..., :3].min() < 0.5
