@@ -2,7 +2,7 @@
 
     bert-jax pretrain --config=quickstart --workdir=quickstart/run --config.data.path=quickstart/data
 
-`launch/quickstart.sh` prepares the dataset and runs this. `benchmarks/quickstart_recipes.py` compares other recipes.
+`launch/quickstart.sh` prepares the dataset and runs this. `benchmarks/quickstart.py` has measured it.
 
 Parameters: 500,610 with 2,048 pieces.
 Tokens: 3,584,000 (3,500 steps x 32 sequences x 32).

@@ -13,8 +13,8 @@ RESULTS = sorted((BENCHMARKS / "results").glob("*.json"))
 
 
 def quickstart() -> dict:
-    content = json.loads((BENCHMARKS / "results" / "quickstart_recipes.json").read_text())
-    return next(row for row in content["tables"]["recipes"]["rows"] if row["recipe"] == "quickstart")
+    content = json.loads((BENCHMARKS / "results" / "quickstart.json").read_text())
+    return content["tables"]["scores"]["rows"][0]
 
 
 @pytest.mark.parametrize(
