@@ -33,4 +33,4 @@ def get_config(folder: str = ""):
 
 
 if __name__ == "__main__":
-    study_rows.main(__file__, __doc__, get_config(), ["configs/studies/modernbert.py"])
+    study_rows.main(__file__, __doc__, get_config(), ["configs/studies/modernbert.py"], steps=True)

@@ -105,20 +105,28 @@ def run_row(script: Path, name: str, seed: int, output: Path, core: int) -> dict
     return {"name": name, "seed": seed, "columns": {key: cell["values"] for key, cell in row["columns"].items()}}
 
 
-def summarize(names: Sequence[str], runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Returns a row of the table for each of `names` whose seeds all have run, with the differences from the first."""
+def summarize(names: Sequence[str], runs: Sequence[Mapping[str, Any]], *, steps: bool) -> list[dict[str, Any]]:
+    """Returns a row of the table for each of `names` whose seeds all have run, with the differences from the first.
+
+    With `steps` the texts have the differences from the row above.
+    """
     found = {(run["name"], run["seed"]): run["columns"] for run in runs}
+    whole = [name for name in names if all((name, seed) in found for seed in SEEDS)]
+    columns = list(runs[0]["columns"]) if runs else []
     cells = {
         (f"{name} {seed}", column): Cell(values)
         for (name, seed), run in found.items() for column, values in run.items()
     }  # fmt: skip
-    repeated = {
-        name: [f"{name} {seed}" for seed in SEEDS] for name in names if all((name, seed) in found for seed in SEEDS)
-    }
-    rows, columns = [], list(runs[0]["columns"]) if runs else []
-    for row in Table("", "", columns, [], cells=cells, repeated=repeated).over_seeds():
+
+    def compare(*names: str) -> list[dict[str, Any]]:
+        repeated = {name: [f"{name} {seed}" for seed in SEEDS] for name in names}
+        return Table("", "", columns, [], cells=cells, repeated=repeated).over_seeds()
+
+    rows = []
+    for number, row in enumerate(compare(*whole)):
+        shown = compare(whole[number - 1], row["name"])[1] if steps and number else row
         texts = {}
-        for column, cell in row["columns"].items():
+        for column, cell in shown["columns"].items():
             digits = 2 if column == PERPLEXITY else 1
             texts[column] = f"{cell['mean']:.{digits}f} ± {cell['deviation']:.{digits}f}"
             if "low" in cell:
@@ -154,8 +162,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
-def main(file: str, description: str, config: ConfigDict, measures: Sequence[str] = ()) -> None:
-    """Runs the rows of the config of `file` with all seeds."""
+def main(file: str, description: str, config: ConfigDict, measures: Sequence[str] = (), *, steps: bool = False) -> None:
+    """Runs the rows of the config of `file` with all seeds; with `steps` a row has the changes of those above it."""
     names, columns = [row.name for row in config.rows], [PERPLEXITY, *(task["name"] for task in config.tasks)]
     path = Path(file).resolve()
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -182,7 +190,7 @@ def main(file: str, description: str, config: ConfigDict, measures: Sequence[str
 
     def save() -> None:
         record.set_table("runs", {"row": "{name}", "seed": "{seed}"}, runs)
-        rows = summarize(names, runs)
+        rows = summarize(names, runs, steps=steps)
         record.set_table("ladder", {"": "{name}"} | {column: f"{{{column}}}" for column in columns}, rows)
         if len(rows) > 1:
             draw(rows, options.figure)

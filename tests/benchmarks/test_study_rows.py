@@ -44,16 +44,21 @@ def test_next_tokens_come_first_and_take_their_share_of_the_flops():
 
 
 def test_table_and_figure_have_the_rows_whose_seeds_all_have_run(tmp_path: Path):
+    names = ["BERT", "+ pre-norm", "+ rotary", "+ no biases"]
     runs = [
         {"name": name, "seed": seed, "columns": {PERPLEXITY: [100.0 - add + seed], "MRPC": [80.0 + add, 82.0 + add]}}
-        for name, add in (("BERT", 0), ("+ pre-norm", 5))
+        for name, add in zip(names, (0, 5, 8, 9), strict=True)
         for seed in study_rows.SEEDS
-    ]
-    runs.append({"name": "+ no biases", "seed": 0, "columns": runs[0]["columns"]})
-    (first, second) = rows = study_rows.summarize(["BERT", "+ pre-norm", "+ no biases"], runs)
+    ][:-1]
+    first, second, third = rows = study_rows.summarize(names, runs, steps=False)
     assert (first["name"], first[PERPLEXITY], first["MRPC"]) == ("BERT", "101.00 ± 1.00", "81.0 ± 0.0")
     assert second[PERPLEXITY] == "96.00 ± 1.00 (-5.00: -5.00 to -5.00)"
     assert second["MRPC"].startswith("86.0 ± 0.0 (+5.0: ")
+    assert third[PERPLEXITY] == "93.00 ± 1.00 (-8.00: -8.00 to -8.00)"
+    steps = study_rows.summarize(names, runs, steps=True)
+    assert steps[:2] == rows[:2]
+    assert steps[2][PERPLEXITY] == "93.00 ± 1.00 (-3.00: -3.00 to -3.00)"
+    assert steps[2]["columns"] == third["columns"]
     study_rows.draw(rows, tmp_path / "ladder.png")
     image = pyplot.imread(tmp_path / "ladder.png")
     assert image.shape[1] > 1_000
