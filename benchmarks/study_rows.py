@@ -10,6 +10,7 @@ stopped continues after them, also without its folder. A row with one seed is a 
 import argparse
 import itertools
 import json
+import math
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ VOCAB_SIZE = 8_192
 PHASES = ((800, 64, 32), (1_200, 16, 128))
 """Steps, sequences and tokens of each phase of the first row."""
 SEEDS = (0, 1, 2)
+LOSS = "MLM loss"
 MEASURES = (
     "bert_jax/model", "bert_jax/training", "bert_jax/finetuning", "benchmarks/reference_cpu.py",
     "benchmarks/small_study.py", "benchmarks/study_rows.py",
@@ -105,14 +107,20 @@ def run_row(script: Path, name: str, seed: int, output: Path, core: int) -> dict
     return {"name": name, "seed": seed, "columns": {key: cell["values"] for key, cell in row["columns"].items()}}
 
 
+def in_nats(columns: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Returns the scores with the logarithms of perplexities, the MLM losses, whose differences add up."""
+    scores = {name: list(values) for name, values in columns.items()}
+    return {LOSS: [math.log(value) for value in scores.pop(PERPLEXITY)], **scores}
+
+
 def summarize(names: Sequence[str], runs: Sequence[Mapping[str, Any]], *, steps: bool) -> list[dict[str, Any]]:
     """Returns a row of the table for each of `names` whose seeds all have run, with the differences from the first.
 
     With `steps` the texts have the differences from the row above.
     """
-    found = {(run["name"], run["seed"]): run["columns"] for run in runs}
+    found = {(run["name"], run["seed"]): in_nats(run["columns"]) for run in runs}
     whole = [name for name in names if all((name, seed) in found for seed in SEEDS)]
-    columns = list(runs[0]["columns"]) if runs else []
+    columns = list(next(iter(found.values()), {}))
     cells = {
         (f"{name} {seed}", column): Cell(values)
         for (name, seed), run in found.items() for column, values in run.items()
@@ -127,7 +135,7 @@ def summarize(names: Sequence[str], runs: Sequence[Mapping[str, Any]], *, steps:
         shown = compare(whole[number - 1], row["name"])[1] if steps and number else row
         texts = {}
         for column, cell in shown["columns"].items():
-            digits = 2 if column == PERPLEXITY else 1
+            digits = 3 if column == LOSS else 1
             texts[column] = f"{cell['mean']:.{digits}f} ± {cell['deviation']:.{digits}f}"
             if "low" in cell:
                 texts[column] += " ({difference:+.{d}f}: {low:.{d}f} to {high:.{d}f})".format(**cell, d=digits)
@@ -152,7 +160,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         sides = [[mean - cell["low"], cell["high"] - mean] for mean, cell in zip(means, cells, strict=True)]
         panel.axvline(0, color="0.6", linewidth=1)
         panel.errorbar(means, range(len(cells)), xerr=list(zip(*sides, strict=True)), fmt="o", color="C0", capsize=3)
-        panel.set_title(f"{column}{' (lower is better)' if column == PERPLEXITY else ''}", fontsize=10)
+        panel.set_title(f"{column}{', nats (lower is better)' if column == LOSS else ''}", fontsize=10)
         panel.grid(axis="y", alpha=0.3)
     panels[0].set_yticks(range(len(rows) - 1), [row["name"] for row in rows[1:]])
     panels[0].set_ylim(len(rows) - 1.5, -0.5)
@@ -164,7 +172,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def main(file: str, description: str, config: ConfigDict, measures: Sequence[str] = (), *, steps: bool = False) -> None:
     """Runs the rows of the config of `file` with all seeds; with `steps` a row has the changes of those above it."""
-    names, columns = [row.name for row in config.rows], [PERPLEXITY, *(task["name"] for task in config.tasks)]
+    names, columns = [row.name for row in config.rows], [LOSS, *(task["name"] for task in config.tasks)]
     path = Path(file).resolve()
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("runs/ladder"), metavar="FOLDER", help="datasets and runs")

@@ -1,5 +1,6 @@
 """Studies that run row by row: equal FLOPs, and a table that grows."""
 
+import math
 from pathlib import Path
 
 import modernbert_ladder
@@ -46,18 +47,20 @@ def test_next_tokens_come_first_and_take_their_share_of_the_flops():
 def test_table_and_figure_have_the_rows_whose_seeds_all_have_run(tmp_path: Path):
     names = ["BERT", "+ pre-norm", "+ rotary", "+ no biases"]
     runs = [
-        {"name": name, "seed": seed, "columns": {PERPLEXITY: [100.0 - add + seed], "MRPC": [80.0 + add, 82.0 + add]}}
-        for name, add in zip(names, (0, 5, 8, 9), strict=True)
-        for seed in study_rows.SEEDS
-    ][:-1]
+        {
+            "name": name, "seed": seed,
+            "columns": {PERPLEXITY: [math.exp(4 - add / 10 + seed / 8)], "MRPC": [80.0 + add, 82.0 + add]},
+        }
+        for name, add in zip(names, (0, 5, 8, 9), strict=True) for seed in study_rows.SEEDS
+    ][:-1]  # fmt: skip
     first, second, third = rows = study_rows.summarize(names, runs, steps=False)
-    assert (first["name"], first[PERPLEXITY], first["MRPC"]) == ("BERT", "101.00 ± 1.00", "81.0 ± 0.0")
-    assert second[PERPLEXITY] == "96.00 ± 1.00 (-5.00: -5.00 to -5.00)"
+    assert (first["name"], first["MLM loss"], first["MRPC"]) == ("BERT", "4.125 ± 0.125", "81.0 ± 0.0")
+    assert second["MLM loss"] == "3.625 ± 0.125 (-0.500: -0.500 to -0.500)"
     assert second["MRPC"].startswith("86.0 ± 0.0 (+5.0: ")
-    assert third[PERPLEXITY] == "93.00 ± 1.00 (-8.00: -8.00 to -8.00)"
+    assert third["MLM loss"] == "3.325 ± 0.125 (-0.800: -0.800 to -0.800)"
     steps = study_rows.summarize(names, runs, steps=True)
     assert steps[:2] == rows[:2]
-    assert steps[2][PERPLEXITY] == "93.00 ± 1.00 (-3.00: -3.00 to -3.00)"
+    assert steps[2]["MLM loss"] == "3.325 ± 0.125 (-0.300: -0.300 to -0.300)"
     assert steps[2]["columns"] == third["columns"]
     study_rows.draw(rows, tmp_path / "ladder.png")
     image = pyplot.imread(tmp_path / "ladder.png")
