@@ -23,7 +23,7 @@ def get_config():
     )
     config.total_steps = sum(steps.values())
     optimizer = config.optimizer
-    optimizer.name, optimizer.learning_rate = "muon", 8e-3
+    optimizer.name, optimizer.learning_rate = "muon", 2e-3
     optimizer.b2 = 0.98
     optimizer.schedule = "wsd"
     optimizer.warmup_steps = 500

@@ -15,6 +15,7 @@ from bert_jax.config_keys import PretrainConfig
 from bert_jax.configs.studies import modernbert
 from bert_jax.sections import from_mapping, with_values
 
+STAGES = ((800, 64, 32), (1_200, 16, 128))
 TASKS = ("STS-B", "SST-2, 2,000 rows", "MRPC", "WNUT-17")
 
 
@@ -24,7 +25,7 @@ def get_config(folder: str = ""):
     first = from_mapping(PretrainConfig, config.pretraining.to_dict())
     rows = []
     for row in modernbert.rows(first.model.hidden_size):
-        keys = study_rows.phases(with_values(first, row.pretraining), first, folder)
+        keys = study_rows.phases(with_values(first, row.pretraining), first, folder, STAGES)
         rows.append(replace(row, pretraining={**row.pretraining, **keys}))
     config.rows = tuple(rows)
     config.pretraining_seeds = study_rows.SEEDS

@@ -15,11 +15,12 @@ from bert_jax.config_keys import PretrainConfig, StudyRow
 from bert_jax.configs.studies import default
 from bert_jax.sections import from_mapping, with_values
 
+STAGES = ((2_000, 64, 32), (600, 16, 128))  # with fewer of 32 tokens, a row may end on the first plateau
 TASKS = ("STS-B", "WNUT-17")
 FIRST = {
-    "optimizer.name": "muon", "optimizer.learning_rate": 8e-3, "optimizer.b2": 0.98, "optimizer.schedule": "wsd"
+    "optimizer.name": "muon", "optimizer.learning_rate": 2e-3, "optimizer.b2": 0.98, "optimizer.schedule": "wsd"
 }  # fmt: skip
-RATES = {"muon": (4e-3, 8e-3, 1.6e-2), "adamw": (1e-3, 2e-3, 4e-3), "lamb": (4e-3, 8e-3, 1.6e-2)}
+RATES = {"muon": (1e-3, 2e-3, 4e-3), "adamw": (5e-4, 1e-3, 2e-3), "lamb": (2e-3, 4e-3, 8e-3)}
 TRIALS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "the first": ({}, {}),
     "30% masks": ({"objective.mask_rate": 0.3}, {}),
@@ -47,7 +48,9 @@ def get_config(folder: str = ""):
     config.pretraining.update_from_flattened_dict(FIRST)
     first = from_mapping(PretrainConfig, config.pretraining.to_dict())
     config.rows = tuple(
-        StudyRow(name, pretraining={**keys, **study_rows.phases(with_values(first, keys), first, folder, **options)})
+        StudyRow(
+            name, pretraining={**keys, **study_rows.phases(with_values(first, keys), first, folder, STAGES, **options)}
+        )
         for name, (keys, options) in TRIALS.items()
     )
     config.pretraining_seeds = study_rows.SEEDS

@@ -32,8 +32,6 @@ from bert_jax.tracking.throughput import training_flops
 
 HERE = Path(__file__).parent
 VOCAB_SIZE = 8_192
-PHASES = ((800, 64, 32), (1_200, 16, 128))
-"""Steps, sequences and tokens of each phase of the first row."""
 SEEDS = (0, 1, 2)
 LOSS = "MLM loss"
 MEASURES = (
@@ -50,21 +48,23 @@ def flops_per_token(config: PretrainConfig, tokens: int) -> float:
 
 
 def phases(
-    config: PretrainConfig, first: PretrainConfig, folder: str, *, clm: float = 0, lengths: bool = True, pairs: str = ""
+    config: PretrainConfig, first: PretrainConfig, folder: str, stages: Sequence[tuple[int, int, int]], *,
+    clm: float = 0, lengths: bool = True, pairs: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     """Returns the keys that give `config` the FLOPs of the first row, in its phases, with the datasets in `folder`.
 
     Args:
+      stages: steps, sequences and tokens of each phase of the first row.
       clm: share of the FLOPs, the first ones, that go into predicting the next token.
       lengths: False: all sequences have the tokens of the last phase.
       pairs: kind of the sentence pairs, if not next sentences.
     """
-    budgets = [steps * rows * tokens * flops_per_token(first, tokens) for steps, rows, tokens in PHASES]
+    budgets = [steps * rows * tokens * flops_per_token(first, tokens) for steps, rows, tokens in stages]
     if not lengths:
-        budgets = [0.0] * (len(PHASES) - 1) + [sum(budgets)]
+        budgets = [0.0] * (len(stages) - 1) + [sum(budgets)]
     left, made = clm * sum(budgets), []
     causal = {"objective.lm": "ltr", "objective.nsp": False}
-    for budget, (_, rows, tokens) in zip(budgets, PHASES, strict=True):
+    for budget, (_, rows, tokens) in zip(budgets, stages, strict=True):
         begin = min(left, budget)
         left -= begin
         for flops, keys in ((begin, causal), (budget - begin, {})):

@@ -33,15 +33,24 @@ def test_all_rows_take_as_many_flops(study, count: int):
     assert totals == [pytest.approx(totals[0], rel=2e-3)] * count  # steps are whole
 
 
-def test_next_tokens_come_first_and_take_their_share_of_the_flops():
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [(0.0, [(64, "mlm"), (16, "mlm")]), (0.25, [(64, "ltr"), (64, "mlm"), (16, "mlm")]),
+     (0.5, [(64, "ltr"), (16, "mlm")]), (0.75, [(64, "ltr"), (16, "ltr"), (16, "mlm")])],
+)  # fmt: skip
+def test_next_tokens_come_first_and_take_their_share_of_the_flops(share: float, expected: list[tuple[int, str]]):
+    first = PretrainConfig()
+    budget = 1000 * 64 * 32 * study_rows.flops_per_token(first, 32)
+    steps = round(budget / (16 * 128 * study_rows.flops_per_token(first, 128)))
+    made = study_rows.phases(first, first, "folder", ((1000, 64, 32), (steps, 16, 128)), clm=share)["phases"]
+    assert [(phase["global_batch_size"], phase.get("objective.lm", "mlm")) for phase in made] == expected
+
+
+def test_one_length_has_the_flops_of_both():
     rows = {row.name: row.pretraining["phases"] for row in recipe_trials.get_config().rows}
-    assert [phase["global_batch_size"] for phase in rows["next tokens first, 50%"]] == [64, 16, 16]
-    languages = [phase.get("objective.lm", "mlm") for phase in rows["next tokens first, 50%"]]
-    assert languages == ["ltr", "ltr", "mlm"]
-    assert [phase.get("objective.lm") for phase in rows["next tokens first, 25%"]] == ["ltr", None, None]
-    last = [rows[name][-1]["steps"] for name in ("the first", "next tokens first, 50%", "next tokens first, 75%")]
-    assert last[0] > last[1] == pytest.approx(2 * last[2], abs=1)
-    assert [phase["global_batch_size"] for phase in rows["128 tokens only"]] == [16]
+    (phase,) = rows["128 tokens only"]
+    assert phase["global_batch_size"] == 16
+    assert phase["steps"] > rows["the first"][-1]["steps"]
 
 
 def test_table_and_figure_have_the_rows_whose_seeds_all_have_run(tmp_path: Path):
