@@ -186,9 +186,10 @@ def main(file: str, description: str, config: ConfigDict, measures: Sequence[str
     if not (data := os.environ.get("BERT_JAX_DATA")):
         parser.error("BERT_JAX_DATA is not set; set it to the folder of the corpora and tasks")
     output = options.output.absolute()
-    subprocess.run([HERE / "prepare_english.sh", data, output], check=True)
-    for script in (["prepare_english.sh"], ["prepare_english.sh", "sop"], ["prepare_tasks.sh"]):
-        subprocess.run([HERE / script[0], data, output, *script[1:]], check=True)
+    for command in ("prepare_english.sh", "prepare_english.sh sop", "prepare_tasks.sh"):
+        script, *pairs = command.split()
+        if not pairs or f"-{pairs[0]}" in str(config.rows):
+            subprocess.run([HERE / script, data, output, *pairs], check=True)
     record = Record(options.json, (*MEASURES, *measures), command=f"python benchmarks/{path.name}")
     runs = record.earlier("runs")
     done = {(run["name"], run["seed"]) for run in runs}
