@@ -20,7 +20,7 @@ SPECIAL_TOKENS_PER_SINGLE = 2  # [CLS] A [SEP]
 class Instance(NamedTuple):
     """Segments A and B as token offsets [start, stop), and whether B is not the continuation of A ("NotNext").
 
-    Such a B is random, or, of an ordered pair, what A continues.
+    Such a B is random; in a pair of `make_ordered_pairs`, A continues B.
     """
 
     a_start: int

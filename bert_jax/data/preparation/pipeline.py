@@ -150,7 +150,7 @@ def _build(
     if not any(shard.info.instances for shard in splits["train"]):
         lost = {RULES[rule]: counts.tokens for rule, counts in dropped.items() if counts.tokens}
         cause = ", ".join(f"{option}={getattr(options, option)} drops {count:,}" for option, count in lost.items())
-        if any(shard.info.tokens for shard in splits["train"]):
+        if options.pairs == "sop" and any(shard.info.tokens for shard in splits["train"]):
             cause = "no document has two sentences, which pairs=sop needs"
         cause = cause or f"eval_fraction={options.eval_fraction} holds out the rest"
         raise InputError(f"the train split is empty: of {read.tokens:,} tokens, {cause}")

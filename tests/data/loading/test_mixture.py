@@ -211,3 +211,13 @@ def test_one_dataset_under_two_paths_is_refused(dataset_dir, tmp_path):
     shutil.copytree(dataset_dir, tmp_path / "copy")
     with pytest.raises(InputError, match=f"{dataset_dir} and {tmp_path / 'copy'} are the same dataset"):
         helpers.open_phases(config([dataset_dir, tmp_path / "copy"]))
+
+
+def test_two_kinds_of_pairs_are_refused_where_their_labels_are_read(dataset_dir, other_dir, tmp_path):
+    shutil.copytree(other_dir, tmp_path / "sop")
+    info = tmp_path / "sop" / "dataset.json"
+    info.write_text(info.read_text().replace('"pairs": "nsp"', '"pairs": "sop"'))
+    folders = [dataset_dir, tmp_path / "sop"]
+    with pytest.raises(InputError, match="some with --pairs sop, whose labels differ in meaning"):
+        helpers.open_phases(config(folders))
+    helpers.open_phases(config(folders, objective__nsp=False))
