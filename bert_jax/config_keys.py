@@ -449,7 +449,7 @@ class StudyRow(Section):
     name: Name = ""  # The row's name in the table.
     # Overrides of the study's `pretraining`; rows with the same overrides share one run.
     pretraining: Mapping[str, object] | None = None
-    checkpoint: str = ""  # base or large, a key of the study's `checkpoints`, instead of pretraining.
+    checkpoint: str = ""  # Instead of pretraining: base or large, of the study's `checkpoints`, or any checkpoint.
     config: str = ""  # A config of fine-tuning, instead of the tasks'.
     finetuning: Mapping[str, object] = field(default_factory=dict)  # Overrides of fine-tuning, for all tasks.
     tasks: tuple[str, ...] = ()  # Names of the tasks that it is fine-tuned on; (): all.

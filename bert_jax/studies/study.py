@@ -93,12 +93,10 @@ def plan_rows(config: StudyConfig, folder: epath.Path) -> list[PlannedRow]:
             known = ", ".join(task.name for task in config.tasks)
             raise InputError(f"row {row.name!r}: tasks: unknown task {min(unknown)!r}; expected {known}")
         with _named(f"row {row.name!r}"):
-            given, pretraining = to_dict(config.checkpoints), None
-            encoder = given.get(row.checkpoint, "")
-            if row.checkpoint and (row.pretraining is not None or row.checkpoint not in given):
-                raise InputError(
-                    f"checkpoint={row.checkpoint!r}: expected one of {', '.join(given)}, and no pretraining in the row"
-                )
+            pretraining = None
+            encoder = to_dict(config.checkpoints).get(row.checkpoint, row.checkpoint)
+            if row.checkpoint and row.pretraining is not None:
+                raise InputError(f"checkpoint={row.checkpoint!r}: the row has pretraining, too; set one of the two")
             for keys in _repeat(row, config.pretraining_seeds):
                 if not keys.checkpoint:
                     pretraining = with_values(config.pretraining, keys.pretraining or {})

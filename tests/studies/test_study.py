@@ -163,7 +163,8 @@ def test_what_cannot_be_is_said_before_any_run(override: tuple[str, str], messag
         ('"pretraining": LTR, "paper"', '"pretrain": LTR, "paper"', r"rows\.1\.pretrain: .*pretraining"),
         ('{"objective.lm"', '{"objective.lim"', "row 'LTR': .*objective.lim.*objective.lm"),
         ('"checkpoint": "base"', '"tasks": ["QNLI"]', "row 'released': tasks.*'QNLI'.*topic"),
-        ('"checkpoint": "base"', '"checkpoint": "tiny"', "row 'released': checkpoint='tiny'.*base, large"),
+        ('"checkpoint": "base"', '"checkpoint": "/not/there"', "row 'released': .*/not/there"),
+        ('"checkpoint": "base"', '"checkpoint": "base", "pretraining": LTR', "row 'released': .*'base'.*pretraining"),
         ('"name": "LTR"', '"name": "+"', r"rows\.1\.name=\+: "),
         ('"paper": {"topic": 77.5}', '"paper": {"topic": None}', r"rows\.1\.paper\.topic=None"),
         ('"name": "topic",', '"name": "topic", "columns": ("dev/f1",),', r"tasks\.0\.columns=\("),
@@ -176,6 +177,13 @@ def test_a_wrong_study_is_named(old: str, new: str, message: str, spec: str, ove
     Path(spec).write_text(CONFIG.replace(old, new))
     with pytest.raises(InputError, match=message):
         plan_rows(load_study(spec, overrides), FOLDER)
+
+
+def test_a_row_takes_any_checkpoint(spec: str, overrides, checkpoint: Path):
+    Path(spec).write_text(CONFIG.replace('"checkpoint": "base"', f'"checkpoint": "{checkpoint}"'))
+    given = [(key, "" if key == "checkpoints.base" else value) for key, value in overrides]
+    released = plan_rows(load_study(spec, given), FOLDER)[-1]
+    assert (released.encoder, released.finetuning[0][1].init) == (str(checkpoint), str(checkpoint))
 
 
 def test_names_of_any_script_have_folders_of_their_own(spec: str, overrides):

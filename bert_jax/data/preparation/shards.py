@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+from etils import epath
 
 from bert_jax.data.dataset import Counts, Shard, SplitInfo, file_digest, new_digest
 from bert_jax.data.hashing import random_bits
@@ -207,7 +208,8 @@ def build(job: Job, runs: Sequence[Run], repeated: Run, bucket: Bucket) -> Built
     ids, spans, owners = _make_instances(job, bucket, texts, hashes[order] ^ np.uint64(bucket.lines[0]))
     is_random = (spans[:, 4] == 1) & (job.options.pairs == "nsp")
     is_same = is_random & (spans[:, 2] >= bounds[begins][owners]) & (spans[:, 2] < bounds[ends][owners])
-    shard, sequence_sizes = _write_shard(job, bucket, tokens, ids, spans)
+    spans[:, 4] = SINGLE if job.options.pairs == "none" else spans[:, 4] * RANDOM_NEXT
+    shard, sequence_sizes = write_shard(f"{job.output}/{bucket.file}", tokens, ids, spans)
     token_counts = np.zeros(job.tokenizer.vocab_size, np.int64)
     for start in range(0, len(tokens), _COUNTED_TOKENS):
         token_counts += np.bincount(tokens[start : start + _COUNTED_TOKENS], minlength=job.tokenizer.vocab_size)
@@ -259,17 +261,23 @@ def _used_tokens(spans: np.ndarray) -> int:
     return int(np.maximum(0, segments[:, 1] - np.maximum(segments[:, 0], before)).sum())
 
 
-def _write_shard(
-    job: Job, bucket: Bucket, tokens: np.ndarray, ids: np.ndarray, spans: np.ndarray
-) -> tuple[Shard, np.ndarray]:
-    """Writes the shard; returns it with the lengths of its sequences, uint16 [N], in order."""
+def write_shard(path: str, tokens: np.ndarray, ids: np.ndarray, spans: np.ndarray) -> tuple[Shard, np.ndarray]:
+    """Writes instances sorted by id as the shard `path`.
+
+    Args:
+      path: the file.
+      tokens: of all segments, in the type of the vocabulary.
+      ids: uint64 [N], of the instances.
+      spans: int32 [N, 5]: start and stop in `tokens` of A, and of B; and the flags of a record.
+
+    Returns:
+      The shard, and the lengths of its sequences, uint16 [N], in order.
+    """
     order = np.argsort(ids, kind="stable")
     spans = spans[order]
-    flags = np.full(len(spans), SINGLE) if job.options.pairs == "none" else spans[:, 4] * RANDOM_NEXT
-    headers = make_headers(ids[order], spans[:, 1] - spans[:, 0], spans[:, 3] - spans[:, 2], flags)
+    headers = make_headers(ids[order], spans[:, 1] - spans[:, 0], spans[:, 3] - spans[:, 2], spans[:, 4])
     data = tokens.data.cast("B") if len(tokens) else b""
     ends = spans[:, :4].astype(np.int64) * tokens.itemsize
-    path = f"{job.output}/{bucket.file}"
     content = new_digest()
     with atomic.whole_path(path) as local:
         try:
@@ -282,5 +290,5 @@ def _write_shard(
             ArrayRecordReader(str(local)).close()  # fails if the disk was full
         except (RuntimeError, ValueError) as error:
             raise OSError(f"{path}: could not be written ({error})") from error
-        shard = Shard(bucket.file, len(spans), content.hexdigest(), local.stat().st_size, file_digest(local))
+        shard = Shard(epath.Path(path).name, len(spans), content.hexdigest(), local.stat().st_size, file_digest(local))
     return shard, sequence_lengths(headers).astype(np.uint16)

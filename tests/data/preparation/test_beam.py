@@ -140,7 +140,7 @@ def test_a_worker_fails(inputs, vocabulary_file, tmp_path, capsys, monkeypatch):
     def fail(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(shards, "_write_shard", fail)
+    monkeypatch.setattr(shards, "write_shard", fail)
     assert cli.main(command_line(inputs, vocabulary_file, tmp_path / "data", *ON_DIRECT)) == 1
     message = capsys.readouterr().err.strip().split("\n")[-1]  # Beam logs the traceback
     assert message.startswith("bert-jax prepare: --runner=DirectRunner: ")

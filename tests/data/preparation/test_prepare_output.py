@@ -36,7 +36,7 @@ def test_an_invalid_file_leaves_nothing(corpus_file, tokenizer, tmp_path, worker
     ("where", "after"),
     [
         ((sorted_runs, "write_run"), 0),
-        ((shards, "_write_shard"), 3),
+        ((shards, "write_shard"), 3),
         ((dataset_module, "array_bytes"), 0),
         ((pipeline.provenance, "append"), 0),
     ],

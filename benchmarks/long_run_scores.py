@@ -1,0 +1,151 @@
+"""What a core-hour buys: loss and fine-tuned scores of the long run's milestones.
+
+    python benchmarks/long_run_scores.py --output runs/long --tasks FOLDER
+
+OUTPUT is that of `long_run.sh`, which may still run, and FOLDER that of `prepare_tasks.sh`. Each milestone is a row;
+the first one, of step 0, is untrained. All have the same search, with five seeds: STS-B, and for the first and the
+newest one also SST-2 and MRPC. What is finished is kept. Core-hours are those of the training steps, by the median time
+of a step in each phase: a run that is paused now and then costs no more for it.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import small_study
+from etils import epath
+from record import Record, add_json_argument
+
+from bert_jax.config_keys import PretrainConfig, StudyRow
+from bert_jax.configs.studies import default
+from bert_jax.sections import from_mapping
+from bert_jax.tracking.metrics import read_metrics
+from bert_jax.training.phases import plan_phases
+
+ALWAYS, ENDS = ("STS-B",), ("SST-2", "MRPC")
+LENGTHS = (32, 128)
+"""Tokens of a row, by phase."""
+MEASURES = ("bert_jax/model", "bert_jax/training", "bert_jax/finetuning", "benchmarks/long_run.py")
+COLUMNS = {
+    "million tokens": "{million_tokens:.0f}",
+    "core-hours": "{core_hours:.1f}",
+    "MLM loss, 32 tokens": "{mlm_loss_32:.3f}",
+    "MLM loss, 128 tokens": "{mlm_loss_128:.3f}",
+    "NSP accuracy": "{nsp_accuracy_32:.1%}",
+    **{task: f"{{{task}_mean:.1f}} ± {{{task}_deviation:.1f}}" for task in (*ALWAYS, *ENDS)},
+}
+
+
+def read_config(run: Path) -> PretrainConfig:
+    return from_mapping(PretrainConfig, json.loads((run / "config.json").read_text(encoding="utf-8")))
+
+
+def milestones(run: Path) -> list[int]:
+    """Returns the steps of the milestones that a run has on disk, and of its end."""
+    config = read_config(run)
+    steps = sorted(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdecimal())
+    return [step for step in steps if config.checkpoint.is_milestone(step) or step == config.total_steps]
+
+
+def get_config(folder: str = ""):
+    config = default.get_config()
+    run = Path(folder) / "run"
+    steps = milestones(run) if folder else []
+    config.title = "The long run of BERT-Tiny"
+    config.rows = tuple(
+        StudyRow(
+            f"step {step}", checkpoint=str(run / "checkpoints" / str(step)),
+            tasks=ALWAYS + ENDS * (step in (steps[0], steps[-1])),
+        )
+        for step in steps
+    )  # fmt: skip
+    config.tasks = tuple(task for task in small_study.TASKS if task["name"] in (*ALWAYS, *ENDS))
+    return config
+
+
+def cost(metrics: Sequence[dict[str, Any]], config: PretrainConfig, step: int) -> dict[str, float]:
+    """Returns the tokens, and the hours of training, that `step` steps took."""
+    seconds = 0.0
+    for plan in plan_phases(config):
+        rows = [row for row in metrics if plan.start < row["step"] <= plan.stop]
+        if times := [row["step_seconds"] for row in rows if "step_seconds" in row]:
+            seconds += statistics.median(times) * max(0, min(step, plan.stop) - plan.start)
+    seen = [row["tokens_seen"] for row in metrics if row["step"] <= step and "tokens_seen" in row]
+    return {"million_tokens": max(seen, default=0) / 1e6, "hours": seconds / 3600}
+
+
+def evaluate(output: Path, step: int, length: int) -> dict[str, float]:
+    command = ["bert-jax", "evaluate", "--checkpoint", output / "run" / "checkpoints" / str(step), "--data"]
+    done = subprocess.run([*command, output / f"data{length}"], stdout=subprocess.PIPE, text=True, check=True)
+    scores = json.loads(done.stdout)
+    return {f"{name}_{length}": scores[name] for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")}
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draws loss and STS-B by core-hours."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (losses, scores) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
+    hours = [row["core_hours"] for row in rows]
+    for length in LENGTHS:
+        found = [(row["core_hours"], row[f"mlm_loss_{length}"]) for row in rows if f"mlm_loss_{length}" in row]
+        losses.plot([at for at, _ in found], [loss for _, loss in found], marker="o", label=f"sequences of {length}")
+    losses.set_title("held-out MLM loss, nats", fontsize=10)
+    losses.legend(frameon=False)
+    for task in ALWAYS:
+        means, deviations = ([row[f"{task}_{key}"] for row in rows] for key in ("mean", "deviation"))
+        scores.errorbar(hours, means, yerr=deviations, marker="o", capsize=3)
+        scores.set_title(f"{task}, dev, with the deviation over seeds", fontsize=10)
+    for panel in (losses, scores):
+        panel.set_xlabel("core-hours of pre-training", fontsize=10)
+        panel.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path("runs/long"), metavar="FOLDER", help="that of long_run.sh")
+    parser.add_argument("--tasks", type=Path, required=True, metavar="FOLDER", help="that of prepare_tasks.sh")
+    parser.add_argument("--cores", type=int, default=2, help="cores that the run had (default: 2)")
+    parser.add_argument("--figure", type=Path, default=Path("docs/images/long_run.png"), help="output: the curves")
+    add_json_argument(parser, "long_run")
+    options = parser.parse_args()
+    output = options.output.absolute()
+    run, study = output / "run", output / "study"
+    config, metrics = read_config(run), read_metrics(epath.Path(run))
+    record = Record(options.json, MEASURES)
+    known = {row["step"]: row for row in record.earlier("milestones")}
+    # The study's config lists the milestones that exist now.
+    subprocess.run(
+        ["bert-jax", "study", f"{Path(__file__).absolute()}:{output}", f"--workdir={study}",
+         f"--config.task_data={options.tasks.absolute()}"], check=True,
+    )  # fmt: skip
+    scores = {row["name"]: row["columns"] for row in json.loads((study / "table.json").read_text())["rows"]}
+    starts = {length: plan.start for length, plan in zip(LENGTHS, plan_phases(config), strict=True)}
+    rows = []
+    for step in [step for step in milestones(run) if f"step {step}" in scores]:
+        row = known.get(step) or record.stamp | {"step": step}
+        for length in LENGTHS:
+            if step >= starts[length] and f"mlm_loss_{length}" not in row:
+                row |= evaluate(output, step, length)
+        passed = cost(metrics, config, step)
+        row |= {"million_tokens": passed["million_tokens"], "core_hours": options.cores * passed["hours"]}
+        for task, cell in scores[f"step {step}"].items():
+            if cell.get("values"):
+                row |= {f"{task}_mean": cell["mean"], f"{task}_deviation": cell["deviation"], task: cell["values"]}
+        rows.append(row)
+        record.set_table("milestones", COLUMNS, rows)
+    draw(rows, options.figure)
+    print(record.render("milestones"))
+
+
+if __name__ == "__main__":
+    main()
