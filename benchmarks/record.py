@@ -8,6 +8,7 @@ each a heading and a format string over the keys of a row, and its rows, which h
 
 import argparse
 import ast
+import functools
 import hashlib
 import json
 import os
@@ -170,6 +171,7 @@ def code_digest(measures: Iterable[str]) -> str:
     return digest.hexdigest()[:16]
 
 
+@functools.cache
 def _code_of(source: str) -> str:
     """Returns the lines of a Python file without docstrings, comments of whole lines and empty lines."""
     prose: set[int] = set()

@@ -26,7 +26,7 @@ MINI: dict[str, dict[str, Any]] = {
     "mini": {
         "model.num_hidden_layers": 4, "model.hidden_size": 256, "model.intermediate_size": 1024,
         "model.initializer_range": 0.06, "optimizer.learning_rate": 4e-3, "optimizer.warmup_steps": 50,
-        "total_steps": 400,
+        "total_steps": 1_500,
     },
 }  # fmt: skip
 """Changes from the last recipe of `QUICKSTART`."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import long_run_scores
 import pytest
 from support import helpers
 
@@ -29,6 +30,19 @@ def test_phases_have_400_million_tokens_in_rows_of_32_and_128():
     ]
     assert sum(tokens) == pytest.approx(400e6, rel=1e-4)
     assert tokens[0] == pytest.approx(3 * tokens[1], rel=1e-3)
+
+
+def test_a_pause_costs_nothing_and_each_phase_has_its_own_step_time():
+    config = load_config(str(SCRIPT.with_suffix(".py")))
+    boundary = plan_phases(config)[0].stop
+    rows = [{"step": 50 * number, "step_seconds": 1.0, "tokens_seen": 8_192 * 50 * number} for number in (1, 2, 3)]
+    rows[1]["step_seconds"] = 600.0  # paused
+    rows += [{"step": boundary, "mlm_loss": 5.0}, {"step": boundary + 50, "step_seconds": 2.0, "tokens_seen": 3e8}]
+    assert long_run_scores.cost(rows, config, 100) == {"million_tokens": 0.8192, "hours": 100 / 3600}
+    assert long_run_scores.cost(rows, config, boundary + 50) == {
+        "million_tokens": 300,
+        "hours": (boundary + 100) / 3600,
+    }
 
 
 @pytest.mark.long
@@ -59,3 +73,6 @@ def test_script_goes_on_where_it_stopped(tmp_path: Path):
     checkpoints = {int(path.name) for path in (tmp_path / "out" / "run" / "checkpoints").iterdir()}
     assert {4, 8, 12} <= checkpoints
     assert json.loads((tmp_path / "out" / "evaluation.json").read_text())["mlm_loss"] < 5
+    assert long_run_scores.milestones(tmp_path / "out" / "run") == [0, 4, 8, 12]
+    names = [row.name for row in long_run_scores.get_config(str(tmp_path / "out")).rows]
+    assert names == ["step 0", "step 4", "step 8", "step 12"]

@@ -131,6 +131,7 @@ def child_environment(devices: int = 1, **environment: str) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY / "tests"), os.environ.get("PYTHONPATH")])),
         "JAX_PLATFORMS": "cpu",
+        "OMP_NUM_THREADS": "1",  # of torch, whose threads would spin while other workers have the cores
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {QUICK_COMPILATION}",
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
