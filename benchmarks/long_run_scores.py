@@ -3,9 +3,11 @@
     python benchmarks/long_run_scores.py --output runs/long --tasks FOLDER
 
 OUTPUT is that of `long_run.sh`, which may still run, and FOLDER that of `prepare_tasks.sh`. Each milestone is a row;
-the first one, of step 0, is untrained. All have the same search, with five seeds: STS-B, and for the first and the
-newest one also SST-2 and MRPC. What is finished is kept. Core-hours are those of the training steps, by the median time
-of a step in each phase: a run that is paused now and then costs no more for it.
+the first one, of step 0, is untrained. All have the same search, with five seeds: STS-B, and once the run has ended,
+its first and its last step also SST-2 and MRPC. What is finished is kept.
+
+Core-hours are those of the training steps, by the median time of a step in each phase: a run that is paused now and
+then costs no more for it.
 """
 
 import argparse
@@ -55,11 +57,12 @@ def get_config(folder: str = ""):
     config = default.get_config()
     run = Path(folder) / "run"
     steps = milestones(run) if folder else []
+    has_ended = bool(steps) and steps[-1] == read_config(run).total_steps
     config.title = "The long run of BERT-Tiny"
     config.rows = tuple(
         StudyRow(
             f"step {step}", checkpoint=str(run / "checkpoints" / str(step)),
-            tasks=ALWAYS + ENDS * (step in (steps[0], steps[-1])),
+            tasks=ALWAYS + ENDS * (has_ended and step in (steps[0], steps[-1])),
         )
         for step in steps
     )  # fmt: skip
