@@ -3,6 +3,13 @@
 import pytest
 from support import preparing
 
+from bert_jax.data.dataset import PreparedDataset
+
+
+@pytest.fixture(scope="session")
+def dataset(dataset_dir):
+    return PreparedDataset(str(dataset_dir))
+
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory, corpus_file, tokenizer):

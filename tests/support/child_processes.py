@@ -7,7 +7,8 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -30,6 +31,16 @@ def run(command: list, *, timeout: float, **options: object) -> subprocess.Compl
         end_all()
         raise
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def wait_until(is_time: Callable[[], object], *processes: subprocess.Popen, seconds: float = 200) -> None:
+    """Waits while the processes run, and fails if one of them ends or after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not is_time():
+        for process in processes:
+            assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 @pytest.fixture(autouse=True)

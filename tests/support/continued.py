@@ -5,7 +5,6 @@ from pathlib import Path
 from support import helpers, sources
 
 from bert_jax.config import PretrainConfig, load_config
-from bert_jax.text.wordpiece import wordpiece_tokenizer
 from bert_jax.training.checkpoints import Checkpoint
 
 
@@ -21,7 +20,7 @@ def write_domain(folder: Path, vocabulary: list[str], **options: object) -> Path
     for word, new in {"ship": "shipwreck", "moon": "moonlit", "sailor": "sailorboy"}.items():
         text = text.replace(f"the {word} ", f"the {new} ", 200)
     (folder / "corpus.txt").write_text(text)
-    (folder / "tokenizer.json").write_bytes(wordpiece_tokenizer(vocabulary, lowercase=True).file_bytes())
+    helpers.write_tokenizer(folder / "tokenizer.json", vocabulary)
     helpers.prepare_dataset(folder / "corpus.txt", folder / "tokenizer.json", folder / "data", **options)
     return folder / "data"
 

@@ -7,7 +7,7 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 from etils import epath
-from support import child_processes
+from support import child_processes, preparing
 
-from bert_jax.config import PretrainConfig, load_config
-from bert_jax.data.dataset import DatasetInfo
-from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
+from bert_jax.config import FinetuneConfig, PretrainConfig, load_config
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.text.tokenizer import SPECIAL_TOKENS, read_tokenizer
 from bert_jax.text.wordpiece import wordpiece_tokenizer
+from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training import phases
 from bert_jax.training.checkpoints import complete_steps
 from bert_jax.training.phases import Phase
@@ -73,15 +72,8 @@ def write_tokenizer(path: Path, pieces: Sequence[str], *, lowercase: bool = True
     path.write_bytes(wordpiece_tokenizer(pieces, lowercase).file_bytes())
 
 
-def prepare_dataset(corpus: Path, vocabulary: Path, output: Path, workers: int = 1, **options: object) -> DatasetInfo:
-    chosen = {"seq_len": 64, "eval_fraction": 0.1, "sentences": "lines", **options}
-    return prepare(
-        [str(corpus)],
-        read_tokenizer(vocabulary),
-        str(output),
-        PrepareOptions(**chosen),  # type: ignore[arg-type]
-        workers=workers,
-    )
+def prepare_dataset(corpus: Path, vocabulary: Path, output: Path, **options: Any) -> None:
+    preparing.run(corpus, read_tokenizer(vocabulary), output, **options)
 
 
 def small_config(dataset: Path, kind: type[PretrainConfig] = PretrainConfig, **overrides: object) -> Any:
@@ -110,10 +102,15 @@ def run_cli(
     *arguments: object, timeout: float = 240, devices: int = 1, **environment: str
 ) -> subprocess.CompletedProcess:
     """Runs `bert-jax ARGUMENTS` in a child process."""
-    return subprocess.run(
-        command(*arguments), env=child_environment(devices, **environment), capture_output=True, text=True,
-        timeout=timeout, check=False,
-    )  # fmt: skip
+    return child_processes.run(command(*arguments), env=child_environment(devices, **environment), timeout=timeout)
+
+
+def run_python(code: str, *arguments: object, **environment: str) -> str:
+    """Returns the output of code that has to succeed in a child process."""
+    words = [sys.executable, "-c", code, *map(str, arguments)]
+    done = child_processes.run(words, env=child_environment(**environment), timeout=280)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def command(*arguments: object) -> list[str]:
@@ -140,6 +137,12 @@ def child_environment(devices: int = 1, **environment: str) -> dict[str, str]:
     }
 
 
+def finetune_config(name: str, settings: Mapping[str, object], **overrides: object) -> FinetuneConfig:
+    """Returns a packaged config of fine-tuning with settings by key and overrides, whose `__` stands for a dot."""
+    values = {**settings, **{key.replace("__", "."): value for key, value in overrides.items()}}
+    return load_config(f"finetune/{name}", [(key, str(value)) for key, value in values.items()], kind=FinetuneConfig)
+
+
 def error_lines(stderr: str) -> list[str]:
     """Returns the lines of a command's stderr without those of its log."""
     return [line for line in stderr.splitlines() if not re.match(r"\d{4}-\d\d-\d\d [\d:]{8} (INFO|WARNING) ", line)]
@@ -152,9 +155,7 @@ def free_address() -> str:
         return f"127.0.0.1:{free.getsockname()[1]}"
 
 
-def on_small_disk(
-    tmp_path: Path, kilobytes: int, *arguments: object, filled: bool = False
-) -> subprocess.CompletedProcess:
+def on_small_disk(tmp_path: Path, kilobytes: int, *arguments: object) -> subprocess.CompletedProcess:
     """Runs a command with a small disk at `tmp_path/disk`, and prints the files on it afterwards."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -164,10 +165,9 @@ def on_small_disk(
         or subprocess.run(["unshare", "-rm", "sh", "-c", mount], capture_output=True, check=False).returncode
     ):
         pytest.skip("a small disk cannot be mounted here")
-    fill = f"head -c {kilobytes << 10} /dev/zero > {shlex.quote(str(tmp_path / 'disk' / 'filling'))};" if filled else ""
     words = shlex.join(command(*arguments))
     list_files = f"find {shlex.quote(str(disk))} -type f"
-    script = f"{mount} && {{ {fill} {words}; status=$?; {list_files}; exit $status; }}"
+    script = f"{mount} && {{ {words}; status=$?; {list_files}; exit $status; }}"
     return child_processes.run(["unshare", "-rm", "sh", "-c", script], env=child_environment(), timeout=120)
 
 
@@ -176,6 +176,19 @@ def leaves(parameters: object) -> list[np.ndarray]:
     import jax
 
     return [np.asarray(leaf) for leaf in jax.tree.leaves(parameters)]
+
+
+def rows(workdir: Path | str) -> list[dict[str, Any]]:
+    """Returns all rows of the metrics of a run."""
+    return read_metrics(epath.Path(workdir))
+
+
+def train_rows(workdir: Path | str) -> list[dict[str, Any]]:
+    return [row for row in rows(workdir) if "split" not in row]
+
+
+def eval_rows(workdir: Path | str) -> list[dict[str, Any]]:
+    return [row for row in rows(workdir) if row.get("split") == "eval"]
 
 
 def kept_steps(workdir: Path | str) -> list[int]:

@@ -17,13 +17,11 @@ class Hub:
 
     Attributes:
       requests: "METHOD /path" of every request.
-      statuses: what to answer to requests for a path that contains the key.
     """
 
     def __init__(self, repositories: dict[str, dict[str, dict[str, bytes]]]) -> None:
         self.repositories = repositories
         self.requests: list[str] = []
-        self.statuses: dict[str, int] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -45,10 +43,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append(f"{self.command} {path}")
-        status = next((status for part, status in self.hub.statuses.items() if part in path), 0)
-        if status:
-            self._answer(status, {"error": "refused"})
-        elif match := API.fullmatch(path):
+        if match := API.fullmatch(path):
             self._describe(*match.groups())
         elif match := RESOLVE.fullmatch(path):
             self._send(*match.groups())

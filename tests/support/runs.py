@@ -33,9 +33,7 @@ def train_command(dataset: Path, workdir: Path, **overrides: object) -> list[str
 
 def train(dataset: Path, workdir: Path, **overrides: object) -> subprocess.CompletedProcess:
     command = train_command(dataset, workdir, **overrides)
-    return subprocess.run(
-        command, env=helpers.child_environment(), capture_output=True, text=True, timeout=240, check=False
-    )
+    return child_processes.run(command, env=helpers.child_environment(), timeout=240)
 
 
 def train_until(
@@ -52,11 +50,7 @@ def train_until(
     process = child_processes.start(
         train_command(dataset, workdir, **overrides), env=helpers.child_environment(), stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 200
-    while not is_time():
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    child_processes.wait_until(is_time, process)
     time.sleep(delay)
     process.send_signal(send)
     _, stderr = process.communicate(timeout=120)

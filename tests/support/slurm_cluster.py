@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from support import child_processes
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "scancel")
 NODE = "localhost"
 # Requeued jobs start only after their old credential has expired, by default in two minutes.
@@ -76,14 +78,7 @@ class Cluster:
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": _path()}
 
     def run(self, *command: object) -> str:
-        done = subprocess.run(
-            [str(word) for word in command],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = child_processes.run([*map(str, command)], env=self.environment, timeout=60)
         assert done.returncode == 0, f"{command}: {done.stderr}"
         return done.stdout.strip()
 
@@ -154,9 +149,7 @@ def one_node_cluster(folder: Path) -> Iterator[Cluster]:
 
 
 def _is_idle(cluster: Cluster) -> bool:
-    shown = subprocess.run(
-        ["sinfo", "--noheader", "--format=%T"], env=cluster.environment, capture_output=True, text=True, check=False
-    )
+    shown = child_processes.run(["sinfo", "--noheader", "--format=%T"], env=cluster.environment, timeout=60)
     return set(shown.stdout.split()) == {"idle"}
 
 

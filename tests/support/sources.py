@@ -30,6 +30,15 @@ SIZES = {
 }  # fmt: skip
 
 
+RECORDS: dict[str, tuple[int, dict[str, Any]]] = {
+    "classify": (3, {"name": "text", "classes": ["a", "b", "c"], "texts": [], "id": "id", "is_pair": False}),
+    "choose": (2, {"name": "choice"}),
+    "tag": (3, {"name": "ner", "tags": ["O", "B-SEA", "I-SEA"], "document_context": False}),
+    "span": (2, {"name": "squad/1.1", "doc_stride": 16, "max_query_length": 8}),
+}
+"""Sizes of heads, and records of tasks, by kind."""
+
+
 def random_parameters(config: BertConfig, heads: Collection[str]) -> Parameters:
     """Draws all parameters at random, also biases and LayerNorms; the padding of the vocabulary is zero."""
     rng = np.random.default_rng(0)
@@ -52,8 +61,11 @@ def write_checkpoint(
     return open_checkpoint(str(folder))
 
 
-def write_fine_tuned(folder: Path, before: Checkpoint, kind: str, record: dict[str, Any], *, size: int) -> Checkpoint:
+def write_fine_tuned(
+    folder: Path, before: Checkpoint, kind: str, record: dict[str, Any] | None = None, *, size: int = 0
+) -> Checkpoint:
     """Writes a fine-tuned checkpoint with the sizes and the vocabulary of `before`, and random parameters."""
+    size, record = (size, record) if record else RECORDS[kind]
     head = TaskHead(kind, size)
     _, shapes, _ = abstract_parameters(before.bert_config, build=BertForTask, head=head)
     rng = np.random.default_rng(0)
