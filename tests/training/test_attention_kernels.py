@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from etils import epath
 from jax._src.cudnn import fused_attention_stablehlo
-from support import batches, helpers
+from support import batches, helpers, models
 
 from bert_jax.batch import HostBatch
 from bert_jax.config import load_config
@@ -84,8 +84,7 @@ def test_step_with_pallas_on_a_mesh_equals_the_step(monkeypatch: pytest.MonkeyPa
             state, metrics = step(spec.make(), put_batch(mesh, make_batch(), 2))
             results.append(jax.device_get((metrics, state.optimizer_state[1].mu)))
     assert set(shapes) == {(ROWS // 2 // 8, LENGTH, 3, 4, 8)}  # of a microbatch a device's rows
-    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(results[0]), jax.tree.leaves(results[1]), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=jax.tree_util.keystr(path))
+    models.assert_close(*results, rtol=1e-5, atol=1e-6)
 
 
 SPLASH = {f"splash_mha_{name}" for name in (

@@ -10,15 +10,14 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
+from support import models
 from support.gcs import Emulator
 
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
-from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.sections import to_dict
 from bert_jax.text.tokenizer import Tokenizer
-from bert_jax.text.wordpiece import wordpiece_tokenizer
 from bert_jax.training.checkpointer import Checkpointer
 from bert_jax.training.checkpoints import (
     FILE,
@@ -32,24 +31,23 @@ from bert_jax.training.checkpoints import (
 from bert_jax.training.pretrain import plan_state
 from bert_jax.training.train_step import StateSpec, TrainState
 
-MODEL = BertConfig(
-    vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-    max_position_embeddings=32,
-)  # fmt: skip
 CONFIG = load_config("bert_tiny", [("mesh.data", "2"), ("mesh.fsdp", "4")])
-KEEP = 3
 
 
 @pytest.fixture(scope="module")
 def spec() -> StateSpec:
-    return plan_state(make_mesh(CONFIG.mesh), CONFIG, MODEL)[1]
+    return plan_state(make_mesh(CONFIG.mesh), CONFIG, models.SMALL)[1]
 
 
 @pytest.fixture(scope="module")
-def saved(spec: StateSpec, vocabulary: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved(spec: StateSpec, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workdir with the steps 10, 20 and 30."""
     workdir = tmp_path_factory.mktemp("run")
-    with_steps(workdir, spec, wordpiece_tokenizer(vocabulary, lowercase=True), 10, 20, 30)
+    checkpointer = opened(workdir, tokenizer)
+    for step in (10, 20, 30):
+        checkpointer.save(step, made_state(spec, step), models.SMALL, {"datasets": ["made"]})
+        checkpointer.wait()
+    checkpointer.close()
     return workdir
 
 
@@ -57,11 +55,6 @@ def saved(spec: StateSpec, vocabulary: list[str], tmp_path_factory: pytest.TempP
 def workdir(saved: Path, tmp_path: Path) -> Path:
     shutil.copytree(saved, tmp_path / "run")
     return tmp_path / "run"
-
-
-@pytest.fixture
-def tokenizer(vocabulary: list[str]) -> Tokenizer:
-    return wordpiece_tokenizer(vocabulary, lowercase=True)
 
 
 def made_state(spec: StateSpec, step: int) -> TrainState:
@@ -75,17 +68,9 @@ def made_state(spec: StateSpec, step: int) -> TrainState:
     return jax.tree.map(make, spec.abstract)
 
 
-def with_steps(workdir: object, spec: StateSpec, tokenizer: Tokenizer, *steps: int) -> None:
-    checkpointer = opened(workdir, tokenizer)
-    for step in steps:
-        checkpointer.save(step, made_state(spec, step), MODEL, {"datasets": ["made"]})
-        checkpointer.wait()
-    checkpointer.close()
-
-
 def opened(workdir: object, tokenizer: Tokenizer) -> Checkpointer:
     description = {"config": to_dict(CONFIG), "tokenizer": tokenizer.to_json()}
-    return Checkpointer(epath.Path(workdir), description, keep=KEEP)
+    return Checkpointer(epath.Path(workdir), description, keep=3)
 
 
 def array_files(step: Path, item: str) -> list[Path]:
@@ -176,7 +161,7 @@ def test_resume_falls_back_to_newest_intact_step(
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert any("checkpoints/30 " in line for line in warnings)
     assert any("30.damaged" in line for line in warnings)
-    checkpointer.save(30, made_state(spec, 30), MODEL, {"datasets": ["made"]})
+    checkpointer.save(30, made_state(spec, 30), models.SMALL, {"datasets": ["made"]})
     checkpointer.close()
     assert newest_step(epath.Path(workdir)).name == "30"
 
@@ -243,7 +228,7 @@ def test_a_step_that_lacks_an_item_is_damaged(
     checkpointer = opened(workdir, tokenizer)
     assert checkpointer.restore(30, spec.abstract)[0] == 30
     assert "checkpoints/99" in caplog.text
-    checkpointer.save(31, made_state(spec, 31), MODEL, {"datasets": ["made"]})
+    checkpointer.save(31, made_state(spec, 31), models.SMALL, {"datasets": ["made"]})
     checkpointer.close()
     assert open_checkpoint(str(workdir)).path.name == "31"
     assert (workdir / "checkpoints" / "99.damaged").exists()

@@ -1,13 +1,11 @@
 """A training loop of one's own: the parts that `Training` has, which are those of `pretrain`."""
 
 import json
-import re
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from etils import epath
 from support import helpers
 from support.devices import one_device  # noqa: F401
 
@@ -15,7 +13,6 @@ import bert_jax
 from bert_jax import cli
 from bert_jax.errors import InputError
 from bert_jax.sections import with_values
-from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.initialization import fill_in_from_checkpoint
 
@@ -43,7 +40,7 @@ def test_its_steps_are_those_of_pretrain(training: bert_jax.Training, tmp_path: 
     training.save(str(tmp_path / "own"), state)
 
     final = bert_jax.pretrain(training.config, str(tmp_path / "run"))
-    rows = [row for row in read_metrics(epath.Path(tmp_path / "run")) if row.get("split") != "eval"]
+    rows = [row for row in helpers.rows(tmp_path / "run") if row.get("split") != "eval"]
     assert losses == [row["loss"] for row in rows]
     assert evaluation == final
     parameters = [open_checkpoint(str(tmp_path / name)).load_parameters() for name in ("own", "run")]
@@ -71,19 +68,6 @@ def test_a_head_that_is_not_trained_is_not_saved(
     assert scores["loss"] == pytest.approx(training.evaluate(state)["loss"], rel=1e-5)
     continued = {"init": tmp_path / "own", "data.path": dataset_dir}
     assert fill_in_from_checkpoint(bert_jax.load_config("continue", continued)).objective.nsp is False
-
-
-@pytest.mark.long
-def test_the_loop_of_the_guide_learns(dataset_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    page = (helpers.REPOSITORY / "docs" / "guides" / "python.md").read_text()
-    (block,) = (block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Training(" in block)
-    (tmp_path / "data").symlink_to(dataset_dir)
-    monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    exec(block, names)
-    assert len(names["losses"]) == 20
-    assert np.mean(names["losses"][-5:]) < np.mean(names["losses"][:5]) - 0.1
-    assert bert_jax.load("runs/own").config.hidden_size == 128
 
 
 def test_batches_resume_at_any_step(training: bert_jax.Training):

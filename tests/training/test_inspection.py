@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from etils import epath
 from support import helpers
 from support.devices import all_devices, one_device  # noqa: F401
 
@@ -14,7 +13,6 @@ from bert_jax import cli
 from bert_jax.config import FinetuneConfig, PretrainConfig, load_config
 from bert_jax.errors import InputError
 from bert_jax.sections import from_mapping, to_dict
-from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training import inspection
 from bert_jax.training.inspection import inspect_step, render_step
 from bert_jax.training.pretrain import pretrain
@@ -29,7 +27,7 @@ LTR = {"objective__lm": "ltr", "objective__nsp": False}
 def run(dataset: Path | str, workdir: Path, **settings: object) -> dict[int, dict]:
     """Trains, and returns the logged row of each step."""
     pretrain(helpers.small_config(dataset, **{**WITHOUT_DROPOUT, **settings}), str(workdir))
-    return {row["step"]: row for row in read_metrics(epath.Path(workdir)) if "split" not in row}
+    return {row["step"]: row for row in helpers.train_rows(workdir)}
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +80,7 @@ def test_losses_are_those_that_training_logged(settings: dict, dataset_dir: Path
 
 
 def test_the_batch_is_that_of_the_step_in_any_phase(workdir: Path, monkeypatch: pytest.MonkeyPatch):
-    logged = {row["step"]: row for row in read_metrics(epath.Path(workdir)) if "split" not in row}
+    logged = {row["step"]: row for row in helpers.train_rows(workdir)}
     assert helpers.kept_steps(workdir) == [0, 1, 5, 6]
     monkeypatch.setattr(inspection, "MOST_ROWS", 5)  # the last part is of fewer rows
     for step in (1, 2, 6):
@@ -97,7 +95,7 @@ def test_the_batch_is_that_of_the_step_in_any_phase(workdir: Path, monkeypatch: 
 
 @pytest.mark.usefixtures("all_devices")
 def test_a_run_of_one_device_is_inspected_on_eight(workdir: Path):
-    logged = {row["step"]: row for row in read_metrics(epath.Path(workdir)) if "split" not in row}
+    logged = {row["step"]: row for row in helpers.train_rows(workdir)}
     assert inspect_step(str(workdir), 6)["loss"] == pytest.approx(logged[6]["loss"], rel=2e-6)
 
 

@@ -1,27 +1,31 @@
 """Runs that begin with the causal objective and continue with the masked one, as in arXiv:2507.00994."""
 
+import dataclasses
 import shutil
-import signal
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from etils import epath
 from flax import nnx
-from support import helpers
-from support.runs import assert_same_run, train, train_until
+from support import batches, helpers, models
+from support.runs import assert_same_run
 
 from bert_jax.ahead_of_time.compiled_step import compile_phases
 from bert_jax.ahead_of_time.dry_run import plan_run
+from bert_jax.batch import Batch, map_arrays
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.loading.loader import TrainRows, next_token_targets
 from bert_jax.errors import InputError
+from bert_jax.inference.pretrained import load
 from bert_jax.interop.architectures import architecture_of
 from bert_jax.interop.huggingface import model_card
 from bert_jax.model import abstract_parameters, initialize
-from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.report import curves, read_runs
 from bert_jax.training.checkpoints import open_checkpoint
-from bert_jax.training.evaluation import evaluate_checkpoint
+from bert_jax.training.evaluation import evaluate_checkpoint, unigram_nats
+from bert_jax.training.objectives import divide, pretraining
 from bert_jax.training.pretrain import pretrain
 
 PHASES = ({"steps": 4, "objective.lm": "ltr", "objective.nsp": False}, {"steps": -1})
@@ -46,7 +50,7 @@ def step_of(run: Path, step: int) -> str:
 
 
 def test_metrics_are_named_by_the_objective_of_their_phase(run: Path):
-    rows = read_metrics(epath.Path(run))
+    rows = helpers.rows(run)
     for row in rows:
         losses = {key for key in row if key.endswith("_loss") and key != "unigram_loss"}
         assert losses == ({"ltr_loss"} if row["step"] <= 4 else {"mlm_loss", "nsp_loss"}), row
@@ -73,7 +77,7 @@ def test_a_checkpoint_is_evaluated_and_exported_as_what_its_phase_trains(
     checkpoint = open_checkpoint(step_of(run, step))
     scores = evaluate_checkpoint(checkpoint, str(dataset_dir))
     [logged] = [
-        row for row in read_metrics(epath.Path(run)) if (row["step"], row.get("split")) == (step, "eval")
+        row for row in helpers.rows(run) if (row["step"], row.get("split")) == (step, "eval")
     ]  # fmt: skip
     for key in ("loss", f"{name}_loss", f"{name}_accuracy", "unigram_loss"):
         assert scores[key] == pytest.approx(logged[key], rel=1e-5)
@@ -102,8 +106,7 @@ def test_next_sentence_prediction_begins_in_the_phase_that_trains_it(run: Path):
     trained, later = before.load_parameters(), after.load_parameters()
     _, initial = initialize(before.bert_config, jax.random.fold_in(jax.random.key(0), 0))
     for part in ("pooler", "nsp_head"):
-        for kept, value in zip(jax.tree.leaves(trained[part]), jax.tree.leaves(initial[part]), strict=True):
-            np.testing.assert_allclose(kept, value, rtol=1e-6)
+        models.assert_close(trained[part], initial[part], rtol=1e-6)
         assert not np.allclose(later[part]["kernel"], trained[part]["kernel"])
 
 
@@ -116,18 +119,6 @@ def test_a_run_resumes_to_the_bit_in_each_phase_and_at_their_boundary(
         shutil.rmtree(step_of(tmp_path / "run", later))
     pretrain(causal_first(dataset_dir), str(tmp_path / "run"))
     assert_same_run(tmp_path / "run", run)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("saved", "kill"), [(24, 30), (72, 80)])
-def test_a_run_killed_in_each_phase_resumes_to_the_bit(saved: int, kill: int, dataset_dir: Path, tmp_path: Path):
-    settings = {"phases": ({**PHASES[0], "steps": 60}, PHASES[1])}
-    assert train(dataset_dir, tmp_path / "straight", **settings).returncode == 0
-    killed = train_until(kill, dataset_dir, tmp_path / "killed", signal.SIGKILL, saved=saved, **settings)
-    assert killed.returncode == -signal.SIGKILL
-    resumed = train(dataset_dir, tmp_path / "killed", **settings)
-    assert resumed.returncode == 0, resumed.stderr
-    assert_same_run(tmp_path / "killed", tmp_path / "straight")
 
 
 def test_a_masked_phase_is_added_to_a_finished_causal_run(run: Path, dataset_dir: Path, tmp_path: Path):
@@ -178,3 +169,93 @@ def test_a_run_from_a_causal_checkpoint_may_continue_with_the_masked_objective(
     )  # fmt: skip
     pretrain(config, str(tmp_path))
     assert not open_checkpoint(str(tmp_path)).bert_config.is_decoder
+
+
+# --- Left-to-right models and runs -------------------------------------------------------------------------------
+
+
+MODEL = dataclasses.replace(models.SMALL, initializer_range=0.2)
+ROWS, LENGTH = 4, 16
+PAPER = pretraining(nsp=True)
+
+
+def make_batch() -> Batch[jax.Array]:
+    sequence_ids = (np.arange(LENGTH) < np.array([16, 12, 9, 16])[:, None]).astype(np.int32)
+    batch = batches.make_batch(vocab_size=200, sequence_ids=sequence_ids)
+    return map_arrays(jnp.asarray, {**batch, **next_token_targets(batch["input_ids"], sequence_ids)})
+
+
+@pytest.mark.parametrize("is_decoder", [False, True])
+def test_left_to_right_outputs_ignore_later_tokens(is_decoder: bool):
+    graph, parameters = models.initialize(dataclasses.replace(MODEL, is_decoder=is_decoder))
+    model = jax.jit(lambda batch: nnx.merge(graph, parameters)(batch))
+    batch = make_batch()
+    before, _ = model(batch)
+    for position in (1, 7, 15):
+        changed = batch["input_ids"].at[0, position].add(1)
+        after, _ = model({**batch, "input_ids": changed})
+        left = np.abs(after[0, :position] - before[0, :position]).max(axis=(0, 1), where=np.isfinite(before[0, 0]),
+                                                                         initial=0)  # fmt: skip
+        assert (left == 0) == is_decoder, position
+        assert not np.array_equal(after[0, position:], before[0, position:])
+        np.testing.assert_array_equal(after[1:], before[1:])
+    if is_decoder:  # [CLS] sees itself alone: what follows moves neither its hidden state nor the next-sentence logits
+        one, other = (
+            model({**batch, "input_ids": ids}) for ids in (batch["input_ids"], batch["input_ids"].at[:, 1:].add(1))
+        )
+        np.testing.assert_array_equal(one[1], other[1])
+
+
+def test_the_left_to_right_loss_is_the_mean_over_next_tokens():
+    graph, parameters = models.initialize(dataclasses.replace(MODEL, is_decoder=True))
+    batch = make_batch()
+
+    @jax.jit
+    def outputs(parameters, batch):
+        model = nnx.merge(graph, parameters)
+        return jax.nn.log_softmax(model(batch)[0]), PAPER.sums(model, batch, None)
+
+    log_p, sums = jax.tree.map(np.asarray, outputs(parameters, batch))
+    ids, lengths = np.asarray(batch["input_ids"]), np.asarray(batch["sequence_ids"]).sum(axis=1)
+    costs = [-log_p[row, t, ids[row, t + 1]] for row in range(ROWS) for t in range(lengths[row] - 1)]
+    means = divide(sums, PAPER.denominators(batch))
+    assert float(means["mlm_loss"]) == pytest.approx(np.mean(costs), rel=1e-5)
+
+
+def test_a_left_to_right_run_learns_and_is_evaluated_left_to_right(dataset_dir: Path, tmp_path: Path):
+    config = helpers.small_config(
+        dataset_dir, objective__lm="ltr", objective__nsp=False, total_steps=40, eval_every_steps=20,
+        checkpoint__every_steps=40, optimizer__learning_rate=2e-2,
+    )  # fmt: skip
+    final = pretrain(config, str(tmp_path / "run"))
+    assert final["ltr_loss"] < final["unigram_loss"] - 0.5
+    assert final["loss"] == final["ltr_loss"]
+    assert open_checkpoint(str(tmp_path / "run")).bert_config.is_decoder
+    evaluated = evaluate_checkpoint(open_checkpoint(str(tmp_path / "run")), str(dataset_dir))
+    assert evaluated["ltr_loss"] < evaluated["unigram_loss"] - 0.5
+    assert evaluated["loss"] == evaluated["ltr_loss"]
+    rows = helpers.train_rows(tmp_path / "run")
+    assert rows[-1]["loss"] == rows[-1]["ltr_loss"]
+    nsp_metrics = [
+        key for row in (final, evaluated, *helpers.rows(tmp_path / "run")) for key in row
+        if key.startswith("nsp_")
+    ]  # fmt: skip
+    assert nsp_metrics == []
+    with pytest.raises(InputError, match=r"objective\.lm=ltr .*objective\.lm=mlm"):
+        pretrain(helpers.small_config(dataset_dir, init=tmp_path / "run"), str(tmp_path / "other"))
+    with pytest.raises(InputError, match=r"is_decoder|left-to-right"):
+        load(str(tmp_path / "run")).fill_mask("the [MASK] sees the owl .")
+
+
+def test_left_to_right_baseline_knows_how_often_sequences_end(dataset_dir: Path, other_dir: Path):
+    """Against the frequencies of the targets themselves, counted over the training split."""
+    datasets = [PreparedDataset(str(path)) for path in (dataset_dir, other_dir)]
+    counts = np.ones(datasets[0].tokenizer.vocab_size)
+    for dataset in datasets:
+        rows = TrainRows(dataset, seed=0, masking=None)
+        targets = rows.rows(np.arange(rows.size))
+        counts += np.bincount(targets["masked_ids"][targets["masked_weights"] > 0], minlength=len(counts))
+    sep, nats = datasets[0].tokenizer.sep_id, unigram_nats(datasets, left_to_right=True)
+    assert nats[sep] == pytest.approx(-np.log(counts[sep] / counts.sum()), abs=0.02)
+    assert np.exp(-nats).sum() == pytest.approx(1.0)
+    assert unigram_nats(datasets, left_to_right=False)[sep] > nats[sep] + 3  # in documents there is none

@@ -9,16 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from etils import epath
-from support import child_processes, helpers
+from support import child_processes, helpers, sources
 from support.devices import all_devices, one_device  # noqa: F401
 from support.runs import SETTINGS, assert_same_run, train, train_command, train_until
 
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import BertJaxError, InputError
+from bert_jax.model.bert import Parameters
 from bert_jax.runtime.interpreter import SIGNALS
-from bert_jax.tracking.metrics import read_metrics
-from bert_jax.training.checkpoints import newest_step, open_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.pretrain import pretrain
 
 
@@ -32,7 +31,7 @@ def straight(dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def test_run_learns_and_writes_its_files(straight: Path):
-    rows = read_metrics(epath.Path(straight))
+    rows = helpers.rows(straight)
     training = [row for row in rows if "split" not in row]
     evaluations = [row for row in rows if row.get("split") == "eval"]
     assert [row["step"] for row in training] == list(range(10, 121, 10))
@@ -65,7 +64,7 @@ def test_run_killed_at_random_moments_ends_as_one_that_was_not(kills: int, datas
         killed = train_until(1, dataset_dir, tmp_path / "run", signal.SIGKILL, saved=20 * number + 2, **settings,
                              delay=random.uniform(0, 0.2))  # fmt: skip
         assert killed.returncode == -signal.SIGKILL, killed.stderr
-        assert int(newest_step(epath.Path(tmp_path / "run")).name) < settings["total_steps"]
+        assert helpers.kept_steps(tmp_path / "run")[-1] < settings["total_steps"]
     for workdir in (tmp_path / "run", tmp_path / "plain"):
         done = train(dataset_dir, workdir, **settings)
         assert done.returncode == 0, done.stderr
@@ -81,9 +80,9 @@ def test_a_stop_signal_saves_and_exits_with_75(
 ):
     stopped = train_until(40, dataset_dir, tmp_path, number)
     assert stopped.returncode == 75, stopped.stderr
-    saved = newest_step(epath.Path(tmp_path))
-    assert re.search(rf"{number.name}: .*step {saved.name}\b", stopped.stderr)
-    assert int(saved.name) >= 40
+    saved = helpers.kept_steps(tmp_path)[-1]
+    assert re.search(rf"{number.name}: .*step {saved}\b", stopped.stderr)
+    assert saved >= 40
     assert "Traceback" not in stopped.stderr
     assert train(dataset_dir, tmp_path).returncode == 0
     assert_same_run(tmp_path, straight)
@@ -101,7 +100,7 @@ def test_a_signal_before_the_first_step_ends_the_run(dataset_dir: Path, tmp_path
             process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=120) == 75, log
     assert "SIGTERM: stopped before step 1; rerun the same command" in log[-1]
-    assert newest_step(epath.Path(tmp_path)) is None
+    assert not helpers.kept_steps(tmp_path)
     assert train(dataset_dir, tmp_path).returncode == 0
 
 
@@ -123,7 +122,7 @@ def test_without_an_eval_split_there_is_no_evaluation(corpus_file: Path, vocabul
         assert pretrain(config, str(tmp_path / "run")) == {}
     assert "eval_batches=0" in caplog.text
     assert f"{tmp_path / 'run' / 'checkpoints' / '2'}" in caplog.text
-    assert all("split" not in row for row in read_metrics(epath.Path(tmp_path / "run")))
+    assert all("split" not in row for row in helpers.rows(tmp_path / "run"))
 
 
 def test_a_finished_run_has_nothing_to_do(straight: Path, dataset_dir: Path):
@@ -137,20 +136,6 @@ def test_a_finished_run_has_nothing_to_do(straight: Path, dataset_dir: Path):
     assert times() == before
 
 
-@pytest.mark.parametrize("damage", ["optimizer", "bert_config/metadata", "parameters/d"])
-def test_a_damaged_checkpoint_is_one_line(damage: str, straight: Path, dataset_dir: Path, tmp_path: Path):
-    shutil.copytree(straight, tmp_path / "run")
-    for step in ("96", "120"):
-        path = tmp_path / "run" / "checkpoints" / step / damage
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.write_text("{")
-    overrides = {key.replace(".", "__"): value for key, value in {**SETTINGS, "total_steps": 200}.items()}
-    with pytest.raises(InputError, match="checkpoints/120 "):
-        pretrain(helpers.small_config(dataset_dir, **overrides), str(tmp_path / "run"))
-
-
 @pytest.mark.long
 def test_resume_falls_back_to_the_newest_intact_step(straight: Path, dataset_dir: Path, tmp_path: Path):
     shutil.copytree(straight, tmp_path / "run")
@@ -160,7 +145,7 @@ def test_resume_falls_back_to_the_newest_intact_step(straight: Path, dataset_dir
     pretrain(helpers.small_config(dataset_dir, **overrides), str(tmp_path / "run"))
     there = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
     assert there == ["120", "120.damaged", "130", "999.damaged"]
-    steps = [row["step"] for row in read_metrics(epath.Path(tmp_path / "run")) if "split" not in row]
+    steps = [row["step"] for row in helpers.train_rows(tmp_path / "run")]
     assert steps == list(range(10, 131, 10))
 
 
@@ -173,7 +158,7 @@ def test_gradient_accumulation_is_inferred_and_may_change_on_resume(dataset_dir:
     pretrain(helpers.small_config(dataset_dir, **settings), str(cut))
     shutil.rmtree(cut / "checkpoints" / "8")  # steps 5 to 8 again, on half of the devices' microbatches
     pretrain(helpers.small_config(dataset_dir, **{**settings, "max_rows_per_device": 2}), str(cut))
-    for a, b in zip(read_metrics(epath.Path(whole)), read_metrics(epath.Path(cut)), strict=True):
+    for a, b in zip(helpers.rows(whole), helpers.rows(cut), strict=True):
         assert a["step"] == b["step"]
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-5)
     assert '"gradient_accumulation": -1' in (cut / "config.json").read_text()
@@ -185,17 +170,16 @@ def test_gradient_accumulation_is_inferred_and_may_change_on_resume(dataset_dir:
 def test_a_run_resumes_with_its_optimizer_and_not_from_other_moments(
     name: str, other: str, dataset_dir: Path, tmp_path: Path
 ):
-    def run(folder: str, steps: int, optimizer: str = name) -> list[np.ndarray]:
+    def run(folder: str, steps: int, optimizer: str = name) -> Parameters:
         keys = {"total_steps": steps, "optimizer__name": optimizer, "eval_batches": 0, "mesh__zero1": True}
         pretrain(helpers.small_config(dataset_dir, optimizer__schedule="constant", **keys), str(tmp_path / folder))
-        return helpers.leaves(open_checkpoint(str(tmp_path / folder)).load_parameters())
+        return open_checkpoint(str(tmp_path / folder)).load_parameters()
 
     run("resumed", 4)
     message = rf"optimizer\.name={other}: .*resumed .*set optimizer\.name={name}, .*init="
     with pytest.raises(InputError, match=message):
         run("resumed", 6, other)
-    for resumed, straight in zip(run("resumed", 6), run("straight", 6), strict=True):
-        np.testing.assert_array_equal(resumed, straight)
+    sources.assert_same_parameters(run("resumed", 6), run("straight", 6))
     if other == "muon":
         run("resumed", 7, "adamw")  # whose state has the same arrays
 
@@ -209,9 +193,9 @@ def test_too_many_nonfinite_steps_end_the_run_with_a_checkpoint(dataset_dir: Pat
     with pytest.raises(BertJaxError, match=r"max_nonfinite_steps=3\b") as raised:
         pretrain(config, str(tmp_path))
     assert raised.value.exit_status == 1
-    assert newest_step(epath.Path(tmp_path)) is not None
-    rows = read_metrics(epath.Path(tmp_path))
-    assert rows[-1]["step"] == int(newest_step(epath.Path(tmp_path)).name)
+    assert helpers.kept_steps(tmp_path)
+    rows = helpers.rows(tmp_path)
+    assert rows[-1]["step"] == helpers.kept_steps(tmp_path)[-1]
     assert rows[-1]["nonfinite_streak"] >= 3
     assert rows[-1]["nonfinite_steps"] == rows[-1]["nonfinite_streak"] == rows[-1]["step"] - 1
     # The state stayed what it was, so that the run may resume from it with a lower rate.
@@ -267,7 +251,14 @@ def test_another_dataset_or_vocabulary_is_refused(
         ({"model__num_attention_heads": 5}, r"model\.hidden_size=32\b.*num_attention_heads=5"),
         ({"global_batch_size": 20}, r"global_batch_size=20\b"),
         ({"gradient_accumulation": 3}, r"gradient_accumulation=3\b.*\b24\b"),
-        ({"mesh__data": 3}, r"mesh\.data=3\b.*\b8\b"),
+        ({"mesh__data": 3}, r"mesh\.data=3\b.*: .*\b3\b.*\b8\b"),
+        ({"mesh__data": -1, "mesh__fsdp": 3}, r"mesh\.fsdp=3\b.*: 8\b.*\b3\b"),
+        ({"mesh__data": -1, "mesh__fsdp": -1}, r"mesh\.data=-1 x mesh\.fsdp=-1\b"),
+        ({"mesh__data": 0, "mesh__tensor": 8}, r"mesh\.data=0\b.*: .*\b1\b"),
+        ({"mesh__data": 1, "mesh__tensor": 8}, r"model\.num_attention_heads=4\b.*mesh\.tensor=8"),
+        ({"objective__lm": "ltr"}, r"objective\.lm=ltr\b.*objective\.nsp=False"),
+        ({"objective__lm": "clm"}, r"objective\.lm=clm: .*mlm, ltr"),
+        ({"total_steps": 3_000_000_000}, r"total_steps=3000000000: must be in \[1, 2\*\*31\)"),
         ({"dtype": "float16"}, r"dtype=float16: .*auto, float32, bfloat16"),
         ({"remat": "some"}, "remat=some: .*none, attention, dots, full"),
         ({"total_steps": 0}, r"total_steps=0: .*\b1\b"),
@@ -291,3 +282,43 @@ def test_invalid_config_is_refused_before_any_work(overrides, message, dataset_d
     with pytest.raises(InputError, match=message):
         pretrain(helpers.small_config(dataset_dir, **overrides), str(tmp_path / "run"))
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+# --- Runs whose number of steps changes --------------------------------------------------------------------------
+
+
+def test_log_of_a_prolonged_run_names_the_rate_before_and_after(
+    dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO", "bert_jax")
+    few = {"eval_batches": 0, "log_every_steps": 1}
+    pretrain(helpers.small_config(dataset_dir, total_steps=8, optimizer__warmup_steps=2, **few), str(tmp_path))
+    caplog.clear()
+    pretrain(helpers.small_config(dataset_dir, total_steps=16, optimizer__warmup_steps=2, **few), str(tmp_path))
+    rates = [row["learning_rate"] for row in helpers.train_rows(tmp_path)]
+    assert rates[7:] == pytest.approx([1e-2 / 8, *(1e-2 * (16 - step) / 16 for step in range(8, 16))])
+    messages = [record.getMessage() for record in caplog.records]
+    assert "Learning rate: 0.00125 at step 8, 0.005 at step 9" in messages
+
+
+def test_resumed_run_of_the_same_length_logs_no_changed_rate(
+    dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    few = {"eval_batches": 0, "checkpoint__every_steps": 3, "checkpoint__keep": 9}
+    pretrain(helpers.small_config(dataset_dir, **few), str(tmp_path))
+    shutil.rmtree(tmp_path / "checkpoints" / "8")
+    pretrain(helpers.small_config(dataset_dir, **few), str(tmp_path))
+    assert not any("Learning rate: " in record.getMessage() for record in caplog.records)
+
+
+def test_run_whose_steps_are_lowered_to_its_newest_checkpoint_is_evaluated_there(dataset_dir: Path, tmp_path: Path):
+    long = helpers.small_config(dataset_dir, eval_every_steps=0, checkpoint__keep=9)
+    pretrain(long, str(tmp_path))
+    shutil.rmtree(tmp_path / "checkpoints" / "8")
+    lowered = helpers.small_config(dataset_dir, total_steps=4, eval_every_steps=0)
+    scores = pretrain(lowered, str(tmp_path))
+    assert scores["mlm_loss"] > 0
+    assert [row["step"] for row in helpers.train_rows(tmp_path)] == [1, 2, 3, 4]
+    (row,) = helpers.eval_rows(tmp_path)
+    assert (row["step"], row["mlm_loss"]) == (4, scores["mlm_loss"])
+    assert pretrain(lowered, str(tmp_path)) == {}

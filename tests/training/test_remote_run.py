@@ -7,17 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from etils import epath
-from support import child_processes, gcs, helpers
+from support import child_processes, gcs, helpers, sources
+from support.runs import rows_without_times
 
 import bert_jax
 from bert_jax.cli import main
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.interop import importing
-from bert_jax.tracking.metrics import read_metrics
-from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
-from bert_jax.training.checkpoints import newest_step, open_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint
 
 DATA, RUN = "gs://bucket/data", "gs://bucket/run"
 SETTINGS = {
@@ -35,12 +33,6 @@ def pretrain(data: object, workdir: object, **overrides: object) -> list[str]:
 
 def run(*arguments: object) -> None:
     assert main([str(argument) for argument in arguments]) == 0
-
-
-def rows(workdir: object) -> list[dict]:
-    """Reads the metrics that do not depend on the machine's speed."""
-    found = read_metrics(epath.Path(workdir))
-    return [{name: value for name, value in row.items() if name not in NOT_REPRODUCIBLE} for row in found]
 
 
 def put_folder(store: gcs.Emulator, folder: Path, name: str) -> None:
@@ -69,19 +61,18 @@ def test_run_killed_during_a_save_to_a_store_resumes(store, dataset_dir, tmp_pat
 
     # What was being saved is not taken for a checkpoint, and all rows up to it are there.
     assert any(name.startswith("run/checkpoints/8/") for name in store.names())
-    assert newest_step(epath.Path(RUN)).name == "4"
+    assert helpers.kept_steps(RUN)[-1] == 4
     assert open_checkpoint(RUN).step == 4
     with pytest.raises(InputError, match=f"{RUN}/checkpoints/8"):
         open_checkpoint(f"{RUN}/checkpoints/8")
-    assert rows(RUN) == rows(tmp_path / "run")
+    assert rows_without_times(RUN) == rows_without_times(tmp_path / "run")
 
     capsys.readouterr()
     run(*pretrain(DATA, RUN))
     assert "from step 4" in capsys.readouterr().err
-    assert rows(RUN) == rows(tmp_path / "run")
+    assert rows_without_times(RUN) == rows_without_times(tmp_path / "run")
     ends = [open_checkpoint(str(place)).load_parameters() for place in (RUN, tmp_path / "run")]
-    for ours, theirs in zip(*map(helpers.leaves, ends), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    sources.assert_same_parameters(*ends)
 
     # Every command reads and writes there, and says what it says of the run on the disk.
     said = {}
@@ -96,9 +87,7 @@ def test_run_killed_during_a_save_to_a_store_resumes(store, dataset_dir, tmp_pat
         # The card and the record name the run's folder and speed.
         assert exported == path.read_bytes() or path.name in ("README.md", "provenance.json"), path.name
     run("import", "--source", "gs://bucket/hf", "--output", "gs://bucket/imported")
-    imported = open_checkpoint("gs://bucket/imported")
-    for ours, theirs in zip(helpers.leaves(imported.load_parameters()), helpers.leaves(ends[0]), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    sources.assert_same_parameters(open_checkpoint("gs://bucket/imported").load_parameters(), ends[0])
     run("report", RUN, "--output", "gs://bucket/report.html")
     assert store.read("report.html").startswith(b"<!doctype html>")
     assert main(["export", "--checkpoint", RUN, "--output", "gs://bucket/hf"]) == 2
@@ -146,8 +135,8 @@ def test_run_survives_an_outage_of_seconds(store, dataset_dir):
     for parts in (("GET", "ocdbt"), ("POST", "ocdbt"), ("POST", "metrics"), ("GET", "array_record", "alt=media")):
         store.fail(*parts, status=503, times=1)
     run(*pretrain(DATA, RUN, **{"total_steps": 4, "eval_batches": 0}))
-    assert newest_step(epath.Path(RUN)).name == "4"
-    assert [row["step"] for row in read_metrics(epath.Path(RUN))] == [1, 2, 3, 4]
+    assert helpers.kept_steps(RUN)[-1] == 4
+    assert [row["step"] for row in helpers.rows(RUN)] == [1, 2, 3, 4]
 
 
 def test_store_without_checkpoint_support_is_refused(dataset_dir, tmp_path, monkeypatch, capsys):

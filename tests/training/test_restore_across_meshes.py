@@ -1,5 +1,6 @@
 """A state saved on one mesh and restored on another: the same numbers, and on each device its own piece alone."""
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -7,20 +8,17 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
+from support import models
 
 from bert_jax.config import load_config
-from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.sections import to_dict
-from bert_jax.text.tokenizer import read_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpointer import Checkpointer
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.pretrain import plan_state
 
-MODEL = BertConfig(
-    vocab_size=200, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=64,
-    max_position_embeddings=32,
-)  # fmt: skip
+MODEL = dataclasses.replace(models.SMALL, num_hidden_layers=1)
 MESHES = {
     "data8": {"data": 8},
     "data8_zero1": {"data": 8, "zero1": True},
@@ -67,8 +65,7 @@ def other_arrays():
         pytest.param("data2_fsdp2_tensor2", "reversed_fsdp4_tensor2", marks=pytest.mark.long),
     ],
 )
-def test_a_state_comes_back_on_any_mesh(before, after, vocabulary_file: Path, tmp_path: Path):
-    tokenizer = read_tokenizer(vocabulary_file)
+def test_a_state_comes_back_on_any_mesh(before, after, tokenizer: Tokenizer, tmp_path: Path):
     config, spec = spec_on(before)
     state = spec.make()
     moments = jax.tree.map(lambda p: p + 1, state.parameters)

@@ -5,21 +5,17 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
 import pytest
-from etils import epath
 from support import child_processes, helpers
 from support.several import finish, start
 
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.runtime.interpreter import SIGNALS
 from bert_jax.runtime.processes import joined_processes
-from bert_jax.tracking.metrics import read_metrics
 from bert_jax.tracking.throughput import NOT_REPRODUCIBLE
-from bert_jax.training.checkpoints import newest_step
 
 SLURM_STEP = {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "node[0-1]"}
 LAUNCHER = helpers.REPOSITORY / "launch" / "local_cluster.sh"
@@ -31,7 +27,7 @@ def enter(environment: dict[str, str]) -> None:
 
 
 def assert_same_rows(workdir: Path, other: Path) -> None:
-    rows = [read_metrics(epath.Path(path)) for path in (workdir, other)]
+    rows = [helpers.rows(path) for path in (workdir, other)]
     assert len(rows[0]) == len(rows[1]) > 0
     for a, b in zip(*rows, strict=True):
         assert a.keys() == b.keys()
@@ -61,7 +57,7 @@ def alone(dataset_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_several_processes_train_like_one(count, mesh, alone, dataset_dir, tmp_path: Path):
     written = finish(start(count, dataset_dir, tmp_path, **mesh))
     assert_same_rows(tmp_path, alone)
-    assert newest_step(epath.Path(tmp_path)).name == "6"
+    assert helpers.kept_steps(tmp_path)[-1] == 6
     assert all("eval loss" not in text for text in written[1:])  # one process speaks for all
 
 
@@ -75,7 +71,7 @@ def test_several_processes_fall_back_to_one_step(dataset_dir, tmp_path: Path):
     written = finish(start(2, dataset_dir, tmp_path, **mesh, total_steps=8))
     assert "checkpoints/6 " in written[0]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3", "6", "6.damaged", "8"]
-    rows = [row["step"] for row in read_metrics(epath.Path(tmp_path)) if "split" not in row]
+    rows = [row["step"] for row in helpers.train_rows(tmp_path)]
     assert rows == list(range(1, 9))
 
 
@@ -93,20 +89,16 @@ def test_several_processes_keep_the_same_milestones(dataset_dir, tmp_path: Path)
 def test_stop_signal_to_one_process_stops_all_at_one_step_and_one_process_resumes(dataset_dir, tmp_path: Path, mesh):
     many = {"total_steps": 2_000, "eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_steps": 5_000, **mesh}
     processes = start(2, dataset_dir, tmp_path, **many)
-    deadline = time.monotonic() + 200
-    while not any(row["step"] >= 5 for row in read_metrics(epath.Path(tmp_path))):
-        assert processes[0].poll() is None, processes[0].stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    child_processes.wait_until(lambda: any(row["step"] >= 5 for row in helpers.rows(tmp_path)), processes[0])
     processes[1].send_signal(signal.SIGTERM)
     first, second = finish(processes, expect=75)
-    step = int(newest_step(epath.Path(tmp_path)).name)
+    step = helpers.kept_steps(tmp_path)[-1]
     assert re.search(rf"\bstep {step}\b", first)
     assert "SIGTERM: " not in first
     assert re.search(rf"SIGTERM: .*\bstep {step}\b", second)
     finish(start(1, dataset_dir, tmp_path, **{**many, "total_steps": step + 2}))
-    assert newest_step(epath.Path(tmp_path)).name == str(step + 2)
-    assert [row["step"] for row in read_metrics(epath.Path(tmp_path))] == list(range(1, step + 3))
+    assert helpers.kept_steps(tmp_path)[-1] == step + 2
+    assert [row["step"] for row in helpers.rows(tmp_path)] == list(range(1, step + 3))
 
 
 @pytest.mark.parametrize(

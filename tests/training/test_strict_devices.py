@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 from support import helpers
 from support.devices import all_devices, one_device  # noqa: F401
@@ -23,8 +22,7 @@ from bert_jax.config_keys import MeshKeys
 from bert_jax.errors import BertJaxError, Interrupted
 from bert_jax.finetuning.finetune import search
 from bert_jax.parallel.mesh import make_mesh, put_batch, put_flag
-from bert_jax.tracking.metrics import read_metrics
-from bert_jax.training.checkpoints import newest_step, open_checkpoint
+from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.pretrain import pretrain
 
 
@@ -130,17 +128,17 @@ def test_pretraining_with_all_hooks_stops_and_resumes(strict, dataset_dir: Path,
     pretrain(config_of(dataset_dir, profile__steps="2:3"), str(tmp_path / "straight"))
     with pytest.raises(Interrupted):
         pretrain(config_of(dataset_dir), str(tmp_path / "stopped"), stop=Stop(3))
-    assert 0 < int(newest_step(epath.Path(tmp_path / "stopped")).name) < 6
+    assert 0 < helpers.kept_steps(tmp_path / "stopped")[-1] < 6
     pretrain(config_of(dataset_dir), str(tmp_path / "stopped"))
     assert rows_without_times(tmp_path / "straight") == rows_without_times(tmp_path / "stopped")
-    assert any("samples" in row for row in read_metrics(epath.Path(tmp_path / "straight")))
+    assert any("samples" in row for row in helpers.rows(tmp_path / "straight"))
 
 
 @pytest.mark.long
 def test_pretraining_on_all_axes_of_a_mesh(strict, all_devices, dataset_dir: Path, tmp_path: Path):  # noqa: F811
     mesh = {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2, "mesh__zero1": True, "gradient_accumulation": 2}
     pretrain(config_of(dataset_dir, total_steps=4, phases="()", **mesh), str(tmp_path))
-    assert newest_step(epath.Path(tmp_path)).name == "4"
+    assert helpers.kept_steps(tmp_path)[-1] == 4
 
 
 def test_nonfinite_steps_end_with_a_checkpoint(strict, dataset_dir: Path, tmp_path: Path):
@@ -192,4 +190,4 @@ def test_errors_of_a_device_end_the_run_and_save_nothing_after_them(
         pretrain(config_of(dataset_dir, phases="()"), str(tmp_path))
     monkeypatch.undo()
     assert open_checkpoint(str(tmp_path)).step == 2
-    assert [row["step"] for row in read_metrics(epath.Path(tmp_path)) if "split" not in row] == [1, 2]
+    assert [row["step"] for row in helpers.train_rows(tmp_path)] == [1, 2]

@@ -9,13 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
-from etils import epath
 from support import child_processes, helpers
 from support.devices import all_devices, one_device  # noqa: F401
 
 from bert_jax.config import load_config
 from bert_jax.errors import InputError
-from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training import checkpoints, phases
 from bert_jax.training.pretrain import pretrain
 
@@ -36,7 +34,7 @@ def test_rows_have_step_times_and_the_share_of_waiting(dataset_dir: Path, tmp_pa
     slow_batches(monkeypatch, 0.4)  # some are made while the step compiles
     config = helpers.small_config(dataset_dir, total_steps=16, log_every_steps=16, **UNDISTURBED)
     pretrain(config, str(tmp_path))
-    (row,) = read_metrics(epath.Path(tmp_path))
+    (row,) = helpers.rows(tmp_path)
     assert 0.3 < row["step_seconds"] < 5
     assert 0.3 < row["input_wait_share"] <= 1
     assert 16 / 1.0 < row["examples_per_second"] < 16 / 0.2
@@ -52,7 +50,7 @@ def test_fast_input_has_little_wait_and_traces_are_in_the_workdir(dataset_dir: P
     traced = {event["args"]["step_num"] for event in events if event.get("name") == "train"}
     assert traced == {"3", "4"}
     assert "tensorboard --logdir" in caplog.text
-    (row,) = read_metrics(epath.Path(tmp_path))
+    (row,) = helpers.rows(tmp_path)
     assert row["input_wait_share"] < 0.5
 
 
@@ -101,4 +99,4 @@ def test_a_save_that_fails_in_the_background_ends_the_run_at_once(dataset_dir: P
     with pytest.raises(Exception, match="No space left on device"):
         pretrain(config, str(tmp_path))
     assert failing.is_set()
-    assert 50 <= read_metrics(epath.Path(tmp_path))[-1]["step"] < 90  # and not at the next save, of step 100
+    assert 50 <= helpers.rows(tmp_path)[-1]["step"] < 90  # and not at the next save, of step 100
