@@ -96,12 +96,6 @@ def edit_info(folder, change):
     path.write_text(json.dumps(content))
 
 
-def test_other_format_version(dataset_copy):
-    edit_info(dataset_copy, lambda content: content.update(format_version=2))
-    with pytest.raises(InputError, match=r"dataset\.json.*\b2\b"):
-        PreparedDataset(str(dataset_copy))
-
-
 def test_changed_vocabulary(dataset_copy):
     path = dataset_copy / "tokenizer.json"
     pieces = list(read_tokenizer(path).vocab)
@@ -120,11 +114,10 @@ URL = "gs://bucket/data"
 
 
 @pytest.fixture
-def there(dataset_dir, store, tmp_path, monkeypatch):
+def there(dataset_dir, store, tmp_path):
     """The dataset in a store, and an empty cache."""
     for path in dataset_dir.iterdir():
         store.put(f"data/{path.name}", path.read_bytes())
-    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 

@@ -22,18 +22,6 @@ def test_permute_of_a_range_too_large_to_hold():
     assert abs(shuffled.mean() / size - 0.5) < 0.05
 
 
-def test_random_bits_do_not_depend_on_the_batch():
-    keys = np.arange(50, dtype=np.uint64) * np.uint64(977)
-    counters = np.arange(20, dtype=np.uint64)
-    table = random_bits(keys[:, None], counters)
-    assert table.shape == (50, 20)
-    assert table.dtype == np.uint64
-    assert np.array_equal(random_bits(keys[7:9, None], counters), table[7:9])
-    assert np.array_equal(random_bits(keys, counters[3]), table[:, 3])
-    assert random_bits(keys[4], counters[11]) == table[4, 11]
-    assert len(np.unique(table)) == table.size
-
-
 def test_random_bits_is_stable():
     expected = [9672475392221035855, 5573481420429128725, 17358316652931856208]
     assert random_bits(np.uint64(7), np.arange(3, dtype=np.uint64)).tolist() == expected

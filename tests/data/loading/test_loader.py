@@ -3,7 +3,6 @@ import time
 
 import numpy as np
 import pytest
-from support import helpers
 
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import EvalLoader, Prefetch, TrainLoader, TrainRows, next_token_targets
@@ -14,20 +13,6 @@ SHAPES = {
     "masked_positions": (16, 10), "masked_ids": (16, 10), "masked_weights": (16, 10),
     "cls_positions": (16, 1), "next_sentence_labels": (16, 1), "next_sentence_weights": (16, 1),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def dataset(dataset_dir):
-    return PreparedDataset(str(dataset_dir))
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory, vocabulary_file):
-    """A dataset with fewer instances than most batches have rows."""
-    folder = tmp_path_factory.mktemp("tiny")
-    (folder / "corpus.txt").write_text(helpers.make_corpus(documents=5))
-    helpers.prepare_dataset(folder / "corpus.txt", vocabulary_file, folder / "data", eval_fraction=0.0)
-    return PreparedDataset(str(folder / "data"))
 
 
 class Loader(TrainLoader):
@@ -134,13 +119,6 @@ def test_static_masks_come_round_again(dataset, rounds):
     assert np.array_equal(epochs[0], by_instance(0))
 
 
-def test_a_later_phase_reads_on(dataset):
-    whole = make(dataset, batch=16)
-    later = Loader(dataset, first_step=100, first_row=48)
-    assert_same(later.batch(100), whole.batch(3))
-    assert_same(later.batch(107), whole.batch(10))
-
-
 def test_left_to_right_batches_predict_every_next_token(dataset, dataset_dir):
     loader = Loader(dataset, left_to_right=True)
     batch, (indices, _) = loader.batch(2), loader.examples(2)
@@ -163,33 +141,10 @@ def test_a_next_token_is_never_that_of_another_sequence():
     assert targets["masked_ids"].tolist() == [[7, 8, 0, 9, 0, 0]]
 
 
-def test_rows_are_a_part_of_the_batch(dataset):
-    size = dataset.size("train")
-    loader = make(dataset, batch=next(batch for batch in (16, 15, 17) if size % batch))
-    step = size // loader.global_batch_size
-    assert set(loader.examples(step)[1]) == {0, 1}  # across the end of an epoch
-    whole = loader.batch(step)
-    for rows in (slice(0, 4), slice(4, 8), slice(14, 15), slice(None), slice(1, None, 2)):
-        assert_same(loader.batch(step, rows), {name: array[rows] for name, array in whole.items()})
-
-
 def test_order_follows_the_dataset(dataset):
     other = PreparedDataset(str(dataset.folder))
     other.info = type(dataset.info)(**{**dataset.info.__dict__, "hash": "0"})
     assert (make(dataset).examples(0)[0] != make(other).examples(0)[0]).any()
-
-
-def test_whole_words_go_by_the_tokenizers_pieces(dataset, monkeypatch):
-    pieces = np.arange(dataset.tokenizer.vocab_size) % 2 == 0  # the corpus has whole words alone
-    monkeypatch.setattr(dataset.tokenizer, "continues_word", lambda input_ids: pieces[input_ids])
-    loader = make(dataset, batch=200, whole_word=True, mask_token=1, keep_token=0, random_token=0)
-    masked = loader.batch(0)["input_ids"] == dataset.tokenizer.mask_id
-    plain = dataset.instances("train", loader.examples(0)[0])
-    inside = plain["maskable"][:, 1:] & plain["maskable"][:, :-1]
-    goes_on = pieces[plain["input_ids"][:, 1:]]
-    differ = masked[:, 1:] != masked[:, :-1]
-    assert not differ[inside & goes_on].any()
-    assert differ[inside & ~goes_on].any()
 
 
 # --- Evaluation -------------------------------------------------------------------------------------------------
@@ -228,10 +183,6 @@ def test_eval_padding_weighs_nothing(dataset, batch_size):
         assert (last["masked_weights"][-filled:] == 0).all()
         assert (last["next_sentence_weights"][-filled:] == 0).all()
         assert (last["sequence_ids"][-filled:].sum(axis=1) > 0).all()  # no row is empty: no division by zero
-
-
-def test_no_eval_split(tiny):
-    assert list(EvalLoader([tiny], batch_size=4)) == []
 
 
 # --- Prefetch ---------------------------------------------------------------------------------------------------

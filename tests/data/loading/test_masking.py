@@ -5,7 +5,7 @@ import pytest
 
 from bert_jax.data.hashing import key_from, random_bits
 from bert_jax.data.loading import masking as ours
-from bert_jax.data.loading.masking import Masking, mask_batch, mask_keys, prediction_counts
+from bert_jax.data.loading.masking import Masking, mask_batch, mask_keys
 
 PAD, CLS, SEP, MASK = 0, 2, 3, 4
 VOCAB = 997
@@ -46,11 +46,6 @@ def many():
 
 
 # --- How many, and where ----------------------------------------------------------------------------------------
-
-
-def test_counts_round_as_python_rounds():
-    lengths = np.arange(5, 513)
-    assert prediction_counts(lengths).tolist() == [max(1, round(0.15 * length)) for length in lengths.tolist()]
 
 
 def test_every_position_is_as_likely(many):

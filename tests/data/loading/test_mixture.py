@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from etils import epath
 from support import helpers, runs
 
 from bert_jax.data.dataset import PreparedDataset
@@ -15,7 +14,6 @@ from bert_jax.data.loading.masking import Masking
 from bert_jax.errors import InputError
 from bert_jax.sections import to_dict
 from bert_jax.text.tokenizer import read_tokenizer
-from bert_jax.tracking.metrics import read_metrics
 from bert_jax.training import run
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.evaluation import evaluate_checkpoint
@@ -114,7 +112,7 @@ def config(folders, **overrides):
 def test_each_dataset_of_a_mixture_has_its_own_loss(dataset_dir, other_dir, tmp_path):
     folders = [dataset_dir, other_dir]
     pretrain(config(folders, total_steps=4, eval_every_steps=4, eval_batches=-1), str(tmp_path / "run"))
-    (row,) = [row for row in read_metrics(epath.Path(tmp_path / "run")) if row.get("split") == "eval"]
+    (row,) = helpers.eval_rows(tmp_path / "run")
     opened = open_checkpoint(str(tmp_path / "run"))
     for index, folder in enumerate(folders):
         alone = evaluate_checkpoint(opened, str(folder))
@@ -134,7 +132,7 @@ def test_a_mixed_and_packed_run_resumes_to_the_bit(dataset_dir, other_dir, tmp_p
     assert done.returncode == 0, done.stderr
     assert "Resuming from step" in done.stderr
     runs.assert_same_run(whole, stopped)
-    rows = [row for row in read_metrics(epath.Path(whole)) if "split" not in row]
+    rows = helpers.train_rows(whole)
     first, second = rows[-1]["epoch_0"], rows[-1]["epoch_1"]
     read = np.array([first * rows_of_packs(dataset_dir), second * rows_of_packs(other_dir)])
     assert read.sum() == pytest.approx(rows[-1]["step"] * runs.SETTINGS["global_batch_size"])

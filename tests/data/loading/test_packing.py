@@ -7,19 +7,13 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from support.models import initialize
+from support.models import assert_close, initialize
 
-from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import TrainRows
 from bert_jax.data.loading.masking import Masking
 from bert_jax.data.loading.packing import most_predictions, pack, pack_lengths
 from bert_jax.model import BertConfig
 from bert_jax.training import objectives
-
-
-@pytest.fixture(scope="module")
-def dataset(dataset_dir):
-    return PreparedDataset(str(dataset_dir))
 
 
 def lengths_like_wikipedia(count):
@@ -150,6 +144,4 @@ def test_losses_and_gradients_are_those_of_the_sequences_alone(dataset, is_decod
     for name in one:
         np.testing.assert_allclose(one[name], other[name], rtol=1e-5, err_msg=name)
     scale = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(one_gradients))
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * scale), one_gradients, other_gradients
-    )
+    assert_close(one_gradients, other_gradients, rtol=1e-5, atol=1e-5 * scale)

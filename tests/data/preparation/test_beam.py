@@ -3,12 +3,11 @@
 import gzip
 import json
 import re
-import subprocess
 import sys
 from unittest.mock import Mock
 
 import pytest
-from support import helpers
+from support import child_processes, helpers
 from support.preparing import files
 
 from bert_jax import cli
@@ -209,7 +208,7 @@ sys.modules["apache_beam"] = None
 from bert_jax import cli
 sys.exit(cli.main({arguments!r}))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = child_processes.run([sys.executable, "-c", code], timeout=120)
     assert done.returncode == 2
     assert done.stderr.startswith("bert-jax prepare: --runner=DirectRunner: ")
     assert done.stderr.endswith("pip install 'bert-jax[beam]'\n")

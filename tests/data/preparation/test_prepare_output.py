@@ -1,5 +1,6 @@
 """The output of preparation is complete or absent: after a kill, a full disk, a broken file or another process."""
 
+import json
 import shutil
 import signal
 import subprocess
@@ -104,7 +105,7 @@ def test_a_dataset_written_meanwhile_is_kept(whole, corpus_file, tokenizer, tmp_
 def test_a_script_that_workers_cannot_import_is_told_so(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("from bert_jax.data.preparation.worker_pool import map_tasks\nlist(map_tasks(len, 'ab', 2))\n")
-    done = subprocess.run([sys.executable, script], stderr=subprocess.PIPE, text=True, check=False)
+    done = child_processes.run([sys.executable, script], timeout=120)
     # multiprocessing's resource tracker, another process, may print a warning after it.
     (error,) = [line for line in done.stderr.splitlines() if line.startswith("bert_jax.errors.BertJaxError: ")]
     assert 'if __name__ == "__main__":' in error
@@ -171,3 +172,47 @@ def test_a_dataset_in_a_store(whole, corpus_file, tokenizer, store, tmp_path, mo
     found = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "provenance.json"}
     assert found == files(whole)
     assert f"data/{INFO_FILE}" in [request for request in store.requests if request.startswith("POST")][-1]
+
+
+# --- The command line on a full disk ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kilobytes", "workers"), [(40, 1), (200, 1), (200, 2)])
+def test_prepare_on_a_full_disk(tmp_path, corpus_file, vocabulary_file, kilobytes, workers):
+    """Fails in the first or the second pass: runs need 80 kB, the dataset more than 200 kB."""
+    done = helpers.on_small_disk(
+        tmp_path, kilobytes, "prepare", "--input", corpus_file, "--vocab", vocabulary_file, "--output",
+        tmp_path / "disk" / "data", "--sentences", "lines", "--bucket_tokens", 4096, "--dupe_factor", 3, "--workers",
+        workers,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "disk" in done.stderr.strip().split("\n")[-1]
+    assert not done.stdout.strip()
+
+
+# --- Memory -----------------------------------------------------------------------------------------------------
+
+MEASURE = """
+import resource, sys
+from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
+from bert_jax.text.tokenizer import read_tokenizer
+import bert_jax.data.preparation.sorted_runs as module
+module.TOKENS_PER_RUN = 1 << 15
+text, vocabulary, output = sys.argv[1:]
+prepare([text], read_tokenizer(vocabulary), output,
+        PrepareOptions(seq_len=64, sentences="lines", bucket_tokens=1 << 15))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path, vocabulary_file):
+    peaks: list[float] = []
+    for number, documents in enumerate((500, 6_000)):
+        text = tmp_path / f"{number}.txt"
+        text.write_text(helpers.make_corpus(documents=documents))
+        output = helpers.run_python(MEASURE, text, vocabulary_file, tmp_path / f"data{number}")
+        peaks.append(int(output.split()[-1]) / 1024)
+    # 2.5 MB of text take 20 MB as lists of arrays, one for each sentence.
+    assert peaks[1] - peaks[0] < 7.5, peaks
+    assert json.loads((tmp_path / "data1" / INFO_FILE).read_text())["splits"]["train"]["documents"] > 5_500
