@@ -6,7 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bert_jax.data.preparation.pipeline import PrepareOptions
+from bert_jax.errors import InputError
 from bert_jax.text import sentences
+from bert_jax.text.sentences import warn_of_language
 
 
 def test_abbreviations_do_not_end_a_sentence_and_line_ends_do():
@@ -150,3 +153,27 @@ def test_full_stops_of_each_language(language):
 @pytest.mark.parametrize("language", ["zh", "ja", "km"])
 def test_full_stops_without_a_space_after_them(language):
     assert sentences.split("".join(SENTENCES[language]), language) == SENTENCES[language]
+
+
+# --- Languages ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", ["korean", "DE", "en_US", "", "e", "français"])
+def test_what_is_no_code_is_refused_with_those_that_have_rules(given):
+    with pytest.raises(InputError, match=rf"language='{given}': .*\bde el en es\b"):
+        PrepareOptions(language=given)
+
+
+@pytest.mark.parametrize("code", ["en", "de", "ko", "zh", "zh-hant", "pt-br", "sv", "gsw", "xx", "cbk-zam"])
+def test_codes_are_taken(code):
+    assert PrepareOptions(language=code).language == code
+    assert sentences.split("One. Two.", code)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [("de", []), ("sv", ["rules"]), ("az-latn", ["rules"]), ("th", ["--sentences lines"])]
+)
+def test_warnings(code, words, caplog):
+    warn_of_language(code)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * len(words)
+    assert all(word in message for word, message in zip(words, caplog.messages, strict=True))

@@ -1,22 +1,13 @@
 """Encoding of one or two texts as model input."""
 
-from pathlib import Path
-
-import pytest
-
 from bert_jax.text.sequences import encode_sequence, truncate_pair
-from bert_jax.text.tokenizer import Tokenizer, read_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 
 def test_pairs_are_truncated_from_the_longer_text():
     assert truncate_pair([1, 2, 3, 4], [5], 3) == ([1, 2], [5])
     assert truncate_pair([1, 2], [3, 4], 3) == ([1, 2], [3])
     assert truncate_pair([1], [2, 3], 9) == ([1], [2, 3])
-
-
-@pytest.fixture
-def tokenizer(vocabulary_file: Path) -> Tokenizer:
-    return read_tokenizer(vocabulary_file)
 
 
 def test_special_tokens_and_segments(tokenizer: Tokenizer):

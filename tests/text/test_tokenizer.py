@@ -190,15 +190,11 @@ def test_ids_in_sentencepiece_on_two_megabytes_of_ten_languages(normalization: s
     assert len(differ) < 2e-3 * len(words)
 
 
-def _made(folder):
-    folder.mkdir()
-    return folder
-
-
 def test_added_tokens_keep_their_ids_and_are_matched_in_words(tmp_path):
     """Special tokens that are no pieces of the model, and a plain added token after them."""
     transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
-    wordpiece_tokenizer([*SPECIAL_TOKENS, "the", "co", "##vid", "-", "19", "c", "+"], True).save(_made(tmp_path / "a"))
+    (tmp_path / "a").mkdir()
+    wordpiece_tokenizer([*SPECIAL_TOKENS, "the", "co", "##vid", "-", "19", "c", "+"], True).save(tmp_path / "a")
     theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path / "a"))
     theirs.add_special_tokens({"additional_special_tokens": ["[E1]", "[E2]"]})
     theirs.add_tokens(["covid-19", "C++", "new york"])

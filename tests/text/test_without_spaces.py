@@ -1,4 +1,4 @@
-"""Languages that are written without spaces, from raw text to filled masks: SentencePiece, and Chinese by character."""
+"""Languages that are written without spaces, from raw text to pieces."""
 
 import itertools
 import unicodedata
@@ -16,11 +16,10 @@ PARTS = {  # who, does what, where; each combination is a sentence
     "km": (["ខ្ញុំ", "ម្តាយ", "មិត្តភក្តិ", "ក្មេង"], ["ញ៉ាំបាយ", "អានសៀវភៅ", "មើលកុន"], ["នៅផ្ទះ", "ក្នុងសួន", "នៅសាលារៀន"]),
     "lo": (["ຂ້ອຍ", "ແມ່", "ໝູ່", "ເດັກ"], ["ກິນເຂົ້າ", "ອ່ານປຶ້ມ", "ເບິ່ງໜັງ"], ["ຢູ່ເຮືອນ", "ໃນສວນ", "ຢູ່ໂຮງຮຽນ"]),
     "my": (["ကျွန်တော်", "အမေ", "သူငယ်ချင်း", "ကလေး"], ["ထမင်းစား", "စာအုပ်ဖတ်", "ရုပ်ရှင်ကြည့်"], ["အိမ်မှာ", "ဥယျာဉ်မှာ", "ကျောင်းမှာ"]),
-    "zh": (["我", "妈妈", "朋友", "孩子"], ["吃饭", "看书", "看电影"], ["在家里", "在公园", "在学校"]),
 }
-ORDER = {"my": (0, 2, 1), "zh": (0, 2, 1)}  # the verb comes last; other sentences end with the place
-END = {"km": "។", "my": "သည်။", "zh": "。"}
-WITH_MARKS = {"km", "my", "zh"}
+ORDER = {"my": (0, 2, 1)}  # the verb comes last; other sentences end with the place
+END = {"km": "។", "my": "သည်။"}
+WITH_MARKS = {"km", "my"}
 
 
 def corpus(language: str) -> list[list[str]]:
@@ -68,13 +67,3 @@ def test_pieces_of_sentences_without_spaces(language, tmp_path):
         assert 3 <= len(ids) < 0.6 * len(line)  # neither whole sentences nor single characters
         assert tokenizer.decode(ids) == unicodedata.normalize("NFKC", line)
         assert not tokenizer.continues_word(np.array([ids])).any()  # each piece is masked on its own
-
-
-def test_chinese_is_split_by_character(tmp_path):
-    lines = write_corpus(tmp_path, "zh")
-    arguments = ["--input", tmp_path / "text.txt", "--output", tmp_path / "tokenizer.json", "--size", 200]
-    assert run("vocab", *arguments) == 0
-    dataset = prepare(tmp_path, tmp_path / "tokenizer.json", "zh")
-    assert sum(split.sentences for split in dataset.info.splits.values()) == len(lines)
-    for line, ids in zip(lines, dataset.tokenizer.encode_batch(lines), strict=True):
-        assert [dataset.tokenizer.id_to_token(token) for token in ids] == list(line)
