@@ -18,6 +18,7 @@ from bert_jax.cli import main
 from bert_jax.data.corpora.corpus_inputs import expand
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic, remote
+from bert_jax.files.remote import cache_folder
 from bert_jax.files.text_files import lines_from
 
 FOLDER = epath.Path("gs://bucket/folder")
@@ -247,3 +248,14 @@ def test_commands_report_store_errors_in_one_line(store, capsys, tmp_path, vocab
         assert len(lines) == 1, lines
         assert message in lines[0], lines
         assert time.monotonic() - began < 10
+
+
+# --- The cache folder --------------------------------------------------------------------------------------------
+
+
+def test_folder_is_the_given_one_or_in_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "given"))
+    assert cache_folder() == tmp_path / "given"
+    monkeypatch.delenv("BERT_JAX_CACHE")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder() == tmp_path / "home" / ".cache" / "bert_jax"

@@ -8,22 +8,17 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from support.reading import documents
 
-from bert_jax.data.corpora.corpus import CorpusOptions, plan, read
 from bert_jax.errors import InputError
 from bert_jax.files import text_files
-from bert_jax.files.text_files import Utf8, decode_line, lines_from, locate
+from bert_jax.files.text_files import lines_from, locate
 
 TEXT = "the ship sees the storm .\n\na little wave .\n"
 COMPRESS = {
     "": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress,
     ".zst": zstandard.ZstdCompressor().compress,
 }  # fmt: skip
-
-
-def documents(path, errors="strict", slice_bytes=1 << 20) -> list[str]:
-    options = CorpusOptions(errors=errors)
-    return [document for piece in plan([str(path)], options, slice_bytes) for document in read(piece, options)]
 
 
 @pytest.mark.parametrize("suffix", list(COMPRESS))
@@ -58,17 +53,7 @@ def test_a_file_that_is_no_text_is_refused(content: bytes, name: str, tmp_path: 
     path = tmp_path / name
     path.write_bytes(COMPRESS[".zst" if name.endswith(".zst") else ""](content))
     with pytest.raises(InputError, match=rf"^{path}: .*UTF-8.*0x00"):
-        documents(path, "replace")
-
-
-def test_invalid_utf8_is_refused_with_its_line(tmp_path: Path):
-    (tmp_path / "a.txt").write_bytes(b"the ship .\nthe caf\xe9 .\n")
-    with pytest.raises(InputError, match=r"a\.txt:2: .*UTF-8.*0xe9"):
-        documents(tmp_path / "a.txt")
-    assert documents(tmp_path / "a.txt", "replace") == ["the ship .\nthe caf\ufffd ."]
-    utf8 = Utf8("replace")
-    assert [decode_line(line, "", 0, utf8) for line in (b"caf\xe9", b"tea")] == ["caf\ufffd", "tea"]
-    assert utf8.replaced == 1
+        documents(path, errors="replace")
 
 
 def test_compressed_data_under_a_plain_name_is_refused(tmp_path: Path):

@@ -10,12 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from etils import epath
-from support import helpers
+from support import child_processes, helpers
 from support.several import SETTINGS, finish, start, start_commands
-
-from bert_jax.tracking.metrics import read_metrics
-from bert_jax.training.checkpoints import newest_step
 
 MANY = {"total_steps": 20_000, "eval_every_steps": 0, "eval_batches": 0, "checkpoint__every_steps": 20}
 LIMIT = 120.0  # seconds for the others to end in
@@ -24,12 +20,7 @@ LIMIT = 120.0  # seconds for the others to end in
 def running(dataset: Path, workdir: Path, count: int = 2, **more: object) -> list[subprocess.Popen]:
     """Processes that have made some steps and saved one."""
     processes = start(count, dataset, workdir, **MANY, **more)
-    deadline = time.monotonic() + 200
-    while newest_step(epath.Path(workdir)) is None:
-        for process in processes:
-            assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    child_processes.wait_until(lambda: helpers.kept_steps(workdir), *processes)
     return processes
 
 
@@ -62,9 +53,9 @@ def test_lost_process_ends_the_others_and_the_run_resumes_with_fewer(
     assert is_said(written), written
     processes[lost].kill()
     processes[lost].communicate()
-    saved = int(newest_step(epath.Path(tmp_path)).name)
+    saved = helpers.kept_steps(tmp_path)[-1]
     finish(start(1, dataset_dir, tmp_path, **{**MANY, "total_steps": saved + 2}))
-    assert [row["step"] for row in read_metrics(epath.Path(tmp_path))] == list(range(1, saved + 3))
+    assert [row["step"] for row in helpers.rows(tmp_path)] == list(range(1, saved + 3))
 
 
 @pytest.mark.parametrize("failing", [0, pytest.param(1, marks=pytest.mark.long)])
@@ -88,7 +79,7 @@ def test_a_checkpoint_that_one_process_cannot_write_ends_all(dataset_dir: Path, 
     written = [process.communicate(timeout=LIMIT + 60)[1] for process in processes]
     assert time.monotonic() - began < 60
     assert [process.returncode for process in processes] == [1, 1], written
-    assert newest_step(epath.Path(tmp_path / "run")) is None
+    assert not helpers.kept_steps(tmp_path / "run")
     assert "checkpoint (" in written[0]
     assert os.strerror(errno.EFBIG) in written[1].strip().split("\n")[-1]
     assert "Process 1 ended the run: " in written[0]
