@@ -3,12 +3,18 @@
 import itertools
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
-from bert_jax.finetuning.batches import EncodedExamples, epoch_of_batches
+from bert_jax.batch import Batch
+from bert_jax.errors import InputError
+from bert_jax.finetuning.batches import EncodedExamples, epoch_of_batches, load_model
+from bert_jax.finetuning.task import BadRows, read_rows, row_id
+from bert_jax.model import BertForPreTraining
 from bert_jax.text.sequences import LENGTHS, EncodedSequence, choose_lengths, padded_length
-from bert_jax.text.tokenizer import Tokenizer, read_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.training.checkpoints import open_checkpoint
 
 
 def make_rows(count: int, group: int = 1) -> EncodedExamples:
@@ -16,11 +22,6 @@ def make_rows(count: int, group: int = 1) -> EncodedExamples:
     lengths = rng.integers(3, 90, count * group)
     sequences = [EncodedSequence(tuple(range(10, 10 + length)), int(length) // 2) for length in lengths]
     return EncodedExamples(sequences, np.arange(count * group, dtype=np.int32), group)
-
-
-@pytest.fixture
-def tokenizer(vocabulary_file: Path) -> Tokenizer:
-    return read_tokenizer(vocabulary_file)
 
 
 def test_rows_are_laid_out_and_filled_up(tokenizer: Tokenizer):
@@ -129,3 +130,76 @@ def test_chosen_lengths_are_at_most_the_maximum():
     assert choose_lengths([3, 17], 20, float, 1e9) == (20,)
     assert choose_lengths([700, 30, 130, 260], 1_000, float, 0.0) == (32, 144, 288, 768)
     assert [padded_length(length, 1_000, (32, 768)) for length in (3, 33, 700, 800)] == [32, 768, 768, 1_000]
+
+
+# --- Rows of files -----------------------------------------------------------------------------------------------
+
+
+def test_bad_rows_are_counted_by_reason_and_logged_with_their_place(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"text,label\na,1\nb\n" + b"c\n" * 9 + b'"two\nlines",2\n')
+    bad_rows = BadRows()
+
+    def example(row: dict, number: int) -> tuple[int, str]:
+        return number, row["text"]
+
+    assert read_rows(str(path), bad_rows, example, "a text") == [(1, "a"), (12, "two\nlines")]
+    assert bad_rows.counts == {str(path): 10}
+    assert [line.split(": ")[1] for line in caplog.messages[:-1]] == [f"{path}:{line}" for line in range(3, 8)]
+    assert "10" in caplog.messages[-1]
+    with pytest.raises(InputError, match=rf"{path}:3: .*\b2\b.*\b1\b"):
+        read_rows(str(path), BadRows(strict=True), example, "a text")
+
+
+@pytest.mark.parametrize(
+    ("row", "identity"),
+    [({"text": "a", "guid": "g7"}, "g7"), ({"index": "0", "id": "q"}, "q"), ({"idx": 5}, "5"),
+     ({"index": "1", "id": ""}, "1"), ({"text": "a"}, "3"), ({"": "7", "text": "a"}, "7")],
+)  # fmt: skip
+def test_ids_are_those_of_the_row_or_its_number(row: dict, identity: str):
+    assert row_id(row, 3) == identity
+
+
+# --- Forward passes ----------------------------------------------------------------------------------------------
+
+
+def test_one_program_per_padded_length_and_outputs_in_the_order_of_the_examples(checkpoint: Path):
+    traced: list[tuple[int, ...]] = []
+
+    def word_embeddings(model: BertForPreTraining, batch: Batch[jax.Array]) -> jax.Array:
+        traced.append(batch["input_ids"].shape)
+        return model.embeddings.word[...][batch["input_ids"]]
+
+    model = load_model(
+        open_checkpoint(str(checkpoint)), batch_size=2, max_seq_len=40, devices=jax.devices()[:1],
+        forward=word_embeddings,
+    )  # fmt: skip
+    sequences = [EncodedSequence(tuple(range(length)), length) for length in (30, 3, 36, 9, 5)]
+    for _ in range(2):
+        outputs = model.outputs(EncodedExamples(sequences, None))
+    assert traced == [(2, 16), (2, 32), (2, 40)]
+    words = np.asarray(model.parameters["embeddings"]["word"])
+    for sequence, output in zip(sequences, outputs, strict=True):
+        np.testing.assert_array_equal(output, words[list(sequence.input_ids)])
+
+
+def test_few_examples_are_few_rows(checkpoint: Path):
+    traced: list[int] = []
+
+    def first_words(model: BertForPreTraining, batch: Batch[jax.Array]) -> jax.Array:
+        traced.append(len(batch["input_ids"]))
+        return model.embeddings.word[...][batch["input_ids"][:, 0]]
+
+    for devices, expected in ((1, [1, 4, 32, 2]), (2, [1, 2, 16])):  # rows of a device
+        traced.clear()
+        model = load_model(
+            open_checkpoint(str(checkpoint)), batch_size=32, max_seq_len=16, devices=jax.devices()[:devices],
+            forward=first_words,
+        )  # fmt: skip
+        for count, batches in ((1, 1), (3, 1), (4, 1), (40, 2), (2, 1)):
+            examples = EncodedExamples([EncodedSequence((7 + number % 3,), 1) for number in range(count)], None)
+            assert model.predictor.batches(examples) == batches
+            outputs = np.stack(model.outputs(examples))
+            words = np.asarray(model.parameters["embeddings"]["word"])
+            np.testing.assert_array_equal(outputs, words[7 + np.arange(count) % 3])
+        assert traced == expected

@@ -11,7 +11,6 @@ import pytest
 from etils import epath
 from flax import nnx
 from support import helpers, sources
-from support.finetuning import finetune_config
 
 from bert_jax.cli import main
 from bert_jax.config import FinetuneConfig
@@ -65,7 +64,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_of(name: str, encoder: Path, task: Path, **overrides: object) -> FinetuneConfig:
     files = {"task.train": "train.csv", "task.dev": "dev.csv"} if name == "text" else {}
-    return finetune_config(name, {**SETTINGS, **files, "init": encoder, "data.path": task}, **overrides)
+    return helpers.finetune_config(name, {**SETTINGS, **files, "init": encoder, "data.path": task}, **overrides)
 
 
 def build(encoder: Path, head: TaskHead) -> BertForTask:

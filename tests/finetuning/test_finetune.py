@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import pytest
 from support import helpers, sources
-from support.finetuning import finetune_config
 from support.runs import rows_without_times
 
 import bert_jax
@@ -57,7 +56,7 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def config_of(checkpoint: Path, task: Path, **overrides: object) -> FinetuneConfig:
-    return finetune_config("text", {**SETTINGS, "init": checkpoint, "data.path": task}, **overrides)
+    return helpers.finetune_config("text", {**SETTINGS, "init": checkpoint, "data.path": task}, **overrides)
 
 
 @pytest.fixture(scope="module")
@@ -156,11 +155,6 @@ def test_no_pre_training_continues_in_its_workdir(run: Path, dataset_dir: Path, 
     assert sorted(run.rglob("*")) == before
 
 
-def assert_same_outcome(workdir: Path, run: Path) -> None:
-    assert rows_without_times(workdir) == rows_without_times(run)
-    assert (workdir / "result.json").read_text() == (run / "result.json").read_text()
-
-
 def test_a_resumed_run_ends_as_if_never_stopped(run: Path, checkpoint: Path, task: Path, tmp_path: Path, caplog):
     """Metrics that are later than its checkpoint are there again once."""
     workdir = Path(shutil.copytree(run, tmp_path / "run"))
@@ -171,7 +165,8 @@ def test_a_resumed_run_ends_as_if_never_stopped(run: Path, checkpoint: Path, tas
         finetune(config_of(checkpoint, task), str(workdir))
     assert re.search(r"Resum\w+ from step 20\b", caplog.text)
     assert re.search(r"step 36: .*dev/accuracy \d\.\d+.* checkpoint .*checkpoints/36$", caplog.text, re.MULTILINE)
-    assert_same_outcome(workdir, run)
+    assert rows_without_times(workdir) == rows_without_times(run)
+    assert (workdir / "result.json").read_text() == (run / "result.json").read_text()
     for path in (run / "predictions").iterdir():
         assert (workdir / "predictions" / path.name).read_bytes() == path.read_bytes()
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from support import helpers
-from support.finetuning import finetune_config
 
 from bert_jax.config import FinetuneConfig
 from bert_jax.errors import InputError
@@ -20,11 +19,7 @@ SETTINGS = {
 
 
 def config_of(name: str, encoder: Path, folder: Path, **overrides: object) -> FinetuneConfig:
-    return finetune_config(name, {**SETTINGS, "init": encoder, "data.path": folder}, **overrides)
-
-
-def sentence(rng: random.Random, topic: str, length: int = 6) -> str:
-    return " ".join(rng.choice(helpers.TOPICS[topic] + helpers.SMALL_WORDS[:4]) for _ in range(length))
+    return helpers.finetune_config(name, {**SETTINGS, "init": encoder, "data.path": folder}, **overrides)
 
 
 def write_entities(path: Path, count: int, seed: int) -> None:
@@ -79,7 +74,7 @@ def write_squad(path: Path, count: int, seed: int, *, version_2: bool) -> None:
     rng = random.Random(seed)
     paragraphs = []
     for number in range(count):
-        words = sentence(rng, "town", rng.randint(20, 60)).split()
+        words = [rng.choice(helpers.TOPICS["town"] + helpers.SMALL_WORDS[:4]) for _ in range(rng.randint(20, 60))]
         has_answer = not version_2 or rng.random() < 0.6
         answer = rng.choice(["ship", "storm", "gull"])
         place = rng.randrange(len(words))

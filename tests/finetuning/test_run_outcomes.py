@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.finetuning import finetune_config
+from support import helpers
 
 from bert_jax.cli import main
 from bert_jax.config import FinetuneConfig
@@ -25,7 +25,7 @@ def values_of(checkpoint: Path, folder: Path, **overrides: object) -> dict[str, 
 
 
 def config_of(checkpoint: Path, folder: Path, **overrides: object) -> FinetuneConfig:
-    return finetune_config("text", values_of(checkpoint, folder, **overrides))
+    return helpers.finetune_config("text", values_of(checkpoint, folder, **overrides))
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from support import sources
 
 import bert_jax
 from bert_jax import cli
-from bert_jax.inference.features import parse_layers
 
 LINES = [
     "the ship sees the moon .",
@@ -110,11 +109,6 @@ def test_a_pair_is_parted_at_the_last_bars(folder: Path, tmp_path: Path):
         first, second = np.split(arrays["tokens"], arrays["offsets"][1:2])
     assert " ".join(first) == "[CLS] the ship [UNK] [UNK] [UNK] the owl [SEP] star . [SEP]"
     assert " ".join(second) == "[CLS] the ship [UNK] [UNK] [UNK] [SEP]"
-
-
-def test_names_of_layers():
-    assert parse_layers("all", 3) == [0, 1, 2]
-    assert parse_layers("embeddings, 0,-2", 12) == ["embeddings", 0, -2]
 
 
 def test_the_default_is_the_last_four_layers_of_those_that_there_are(folder: Path, tmp_path: Path):

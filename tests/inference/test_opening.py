@@ -15,16 +15,9 @@ from support.devices import one_device  # noqa: F401
 
 import bert_jax
 from bert_jax import cli
-from bert_jax.errors import InputError
 from bert_jax.interop import huggingface
 
 TEXT = "the ship sees the storm ."
-RECORDS: dict[str, tuple[int, dict[str, Any]]] = {
-    "classify": (3, {"name": "text", "classes": ["a", "b", "c"], "texts": [], "id": "id", "is_pair": False}),
-    "choose": (2, {"name": "choice"}),
-    "tag": (3, {"name": "ner", "tags": ["O", "B-SEA", "I-SEA"], "document_context": False}),
-    "span": (2, {"name": "squad/1.1", "doc_stride": 16, "max_query_length": 8}),
-}
 HEADS = {"pretraining": ("pooler", "mlm_head", "nsp_head"), "bare": ()}
 
 
@@ -33,8 +26,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory, vocabulary: list[str]) -> 
     """(checkpoint, its folder of `transformers`) of models with each set of heads, and of each task."""
     place = tmp_path_factory.mktemp("models")
     found = {name: sources.write_checkpoint(place / name, vocabulary, heads) for name, heads in HEADS.items()}
-    for kind, (size, record) in RECORDS.items():
-        found[kind] = sources.write_fine_tuned(place / kind, found["pretraining"], kind, record, size=size)
+    for kind in sources.RECORDS:
+        found[kind] = sources.write_fine_tuned(place / kind, found["pretraining"], kind)
     for name, checkpoint in found.items():
         huggingface.export(checkpoint, str(place / f"{name}-hf"))
     return {name: (place / name, place / f"{name}-hf") for name in found}
@@ -61,7 +54,7 @@ def assert_same(a: bert_jax.PreTrained | bert_jax.FineTuned, b: bert_jax.PreTrai
         np.testing.assert_array_equal(left, right)
 
 
-@pytest.mark.parametrize("name", ["pretraining", "bare", *RECORDS])
+@pytest.mark.parametrize("name", ["pretraining", "bare", *sources.RECORDS])
 def test_exported_folder_loads_as_its_checkpoint(name: str, folders: dict[str, tuple[Path, Path]], written: Path):
     checkpoint, folder = folders[name]
     before = sorted(os.listdir(folder))
@@ -72,33 +65,6 @@ def test_exported_folder_loads_as_its_checkpoint(name: str, folders: dict[str, t
         text, pair = {"choose": ("the ship", ["sees .", "a star ."]), "span": ("the owl", TEXT)}.get(name, (TEXT, None))
         assert loaded.predict(text, pair) == original.predict(text, pair)
     assert (sorted(os.listdir(folder)), os.listdir(written)) == (before, [])
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("empty", r"empty .*transformers"),
-        ("no_config", r"^/.*no_config: config\.json"),
-        ("no_weights", r"no_weights .*transformers"),
-        ("other", r"config\.json: model_type='roberta'"),
-        ("file.txt", r"file\.txt .*transformers"),
-    ],
-)
-def test_folder_without_a_model_is_refused(
-    name: str, message: str, folders: dict[str, tuple[Path, Path]], tmp_path: Path
-):
-    config, weights = ((folders["bare"][1] / file).read_bytes() for file in ("config.json", "model.safetensors"))
-    files: dict[str, dict[str, bytes]] = {
-        "empty": {}, "no_config": {"model.safetensors": weights}, "no_weights": {"config.json": config},
-        "other": {"config.json": b'{"model_type": "roberta"}', "model.safetensors": weights},
-    }  # fmt: skip
-    (tmp_path / "file.txt").write_text("text")
-    for file, content in files.get(name, {}).items():
-        (tmp_path / name).mkdir(exist_ok=True)
-        (tmp_path / name / file).write_bytes(content)
-    (tmp_path / "empty").mkdir(exist_ok=True)
-    with pytest.raises(InputError, match=message):
-        bert_jax.load(str(tmp_path / name))
 
 
 # --- Commands --------------------------------------------------------------------------------------------------------

@@ -43,11 +43,6 @@ FINE_TUNED = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _propagate(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(logging.getLogger("bert_jax"), "propagate", True)  # whatever a command has set
-
-
 def imported(folder: Path, name: str = "imported", **options) -> Checkpoint:
     return import_checkpoint(str(folder), str(folder.with_name(name)), **options)
 

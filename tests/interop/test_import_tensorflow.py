@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from etils import epath
 from support import helpers, sources
+from support.torch_models import save_torch, torch_outputs
 
 import bert_jax
 from bert_jax import cli
@@ -55,19 +56,10 @@ def save(monkeypatch: pytest.MonkeyPatch) -> Save:
 
 
 @pytest.fixture(scope="module")
-def model():
+def model(vocabulary: list[str], tmp_path_factory: pytest.TempPathFactory):
     """A random BertForPreTraining of torch, with the activation of Google's code."""
-    torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
-    transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
-    torch.manual_seed(0)
-    config = transformers.BertConfig(vocab_size=103, hidden_act="gelu_new", **sources.SIZES)
-    result = transformers.BertForPreTraining(config).eval()
-    with torch.no_grad():
-        for name, parameter in result.named_parameters():
-            parameter.normal_(0, 0.06)
-            if name.endswith("LayerNorm.weight"):
-                parameter += 1
-    return result
+    folder = tmp_path_factory.mktemp("torch") / "hf"
+    return save_torch(folder, vocabulary, "BertForPreTraining", hidden_act="gelu_new")
 
 
 def weights(model) -> Arrays:
@@ -102,31 +94,19 @@ def write_folder(folder: Path, vocabulary: list[str], **config: object) -> Path:
 
 
 def assert_parity(checkpoint: Checkpoint, model) -> None:
-    """Checks hidden states and the logits of the present heads against torch, to 1e-5."""
-    import torch
-
+    """Checks hidden states, both logits and the pooled states against torch, to 1e-5."""
     bert = bert_jax.load(str(checkpoint.path))
     batch = bert.batch(TEXTS, PAIRS)
     (_, hidden), (mlm, nsp) = jax.jit(
         lambda batch: (bert.model.encode(batch, all_hidden_states=True), bert.model(batch))
     )(batch)
-    inputs = {"input_ids": "input_ids", "token_type_ids": "token_type_ids", "attention_mask": "sequence_ids"}
-    with torch.no_grad():
-        expected = model(
-            **{name: torch.tensor(np.asarray(batch[ours])).long() for name, ours in inputs.items()},
-            output_hidden_states=True,
-        )
+    expected, pooled = torch_outputs(model, batch), torch_outputs(model.bert, batch).pooler_output
     real = np.asarray(batch["sequence_ids"]) > 0
     for ours, theirs in zip(hidden, expected.hidden_states, strict=True):
         np.testing.assert_allclose(ours[real], theirs.numpy()[real], atol=1e-5)
-    if "mlm_head" in checkpoint.heads:
-        np.testing.assert_allclose(mlm[real][:, :103], expected.prediction_logits.numpy()[real], atol=1e-5)
-    if "nsp_head" in checkpoint.heads:
-        np.testing.assert_allclose(nsp[:, 0], expected.seq_relationship_logits, atol=1e-5)
-    pooled = model.bert(**{name: torch.tensor(np.asarray(batch[ours])).long() for name, ours in inputs.items()})
-    np.testing.assert_allclose(
-        bert.model.pooler(hidden[-1], batch["cls_positions"])[:, 0], pooled.pooler_output.detach(), atol=1e-5
-    )
+    np.testing.assert_allclose(mlm[real][:, :103], expected.prediction_logits.numpy()[real], atol=1e-5)
+    np.testing.assert_allclose(nsp[:, 0], expected.seq_relationship_logits, atol=1e-5)
+    np.testing.assert_allclose(bert.model.pooler(hidden[-1], batch["cls_positions"])[:, 0], pooled, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["bert_model.ckpt", "model.ckpt-28252"])

@@ -16,15 +16,11 @@ from bert_jax.model.bert import HEADS
 from bert_jax.training.checkpoints import open_checkpoint, save_parameters
 from bert_jax.training.pretrain import pretrain
 
-MODEL = {
-    "model.hidden_size": 48, "model.num_hidden_layers": 2, "model.num_attention_heads": 3,
-    "model.intermediate_size": 96, "model.max_position_embeddings": 64,
-}  # fmt: skip
 HEADLESS = {"pooler": ("pooler",), "mlm": ("mlm_head",), "nsp": ("pooler", "nsp_head"), "none": ()}
 
 
 def small_config(dataset: Path, **overrides: object):
-    sizes = {key.replace(".", "__"): value for key, value in MODEL.items()}
+    sizes = {f"model__{key}": value for key, value in sources.SIZES.items() if key != "initializer_range"}
     one_step = {"total_steps": 1, "optimizer__warmup_steps": 0, "eval_batches": 1}
     return helpers.small_config(dataset, **{**sizes, **one_step, **overrides})
 
@@ -98,9 +94,8 @@ def test_evaluate_takes_the_heads_there_are(checkpoints: Path, dataset_dir: Path
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name != "nsp")) for name in HEADLESS])
 def test_missing_heads_are_new_and_of_the_seed(
-    name: str, checkpoints: Path, dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch
+    name: str, checkpoints: Path, dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(logging.getLogger("bert_jax"), "propagate", True)  # whatever a command has set
     settings = {"optimizer__learning_rate": 0.0, "seed": 5}
     with caplog.at_level(logging.INFO):
         pretrain(
@@ -119,15 +114,6 @@ def test_missing_heads_are_new_and_of_the_seed(
     assert not set(missing) & before.keys()
 
 
-def one_line(capsys: pytest.CaptureFixture, *arguments: object) -> str:
-    """Returns the one line of a command that ends with status 2."""
-    status, out, err = run(capsys, *arguments)
-    assert (status, out) == (2, ""), err
-    (line,) = (line for line in err.splitlines() if line.startswith("bert-jax "))
-    assert "Traceback" not in err
-    return line
-
-
 def test_parameters_that_are_not_finite_are_refused_by_name(checkpoints, dataset_dir, tmp_path, capsys):
     found = open_checkpoint(str(checkpoints / "all"))
     parameters = found.load_parameters()
@@ -137,5 +123,7 @@ def test_parameters_that_are_not_finite_are_refused_by_name(checkpoints, dataset
         bert_config=found.bert_config, tokenizer=found.tokenizer, heads=found.heads,
     )  # fmt: skip
     for command in (["evaluate", "--data", dataset_dir], ["export", "--output", tmp_path / "hf"]):
-        assert "pooler.bias" in one_line(capsys, *command, "--checkpoint", tmp_path / "nan")
+        status, out, err = run(capsys, *command, "--checkpoint", tmp_path / "nan")
+        (line,) = helpers.error_lines(err)
+        assert (status, out, "pooler.bias" in line) == (2, "", True)
     assert not (tmp_path / "hf").exists()

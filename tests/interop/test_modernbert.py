@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import continued, finetuning, helpers, modernbert, sources
+from support import continued, helpers, modernbert, sources
 from support.devices import one_device  # noqa: F401
 from support.torch_models import require_torch
 
@@ -87,7 +87,6 @@ def test_pipelines_of_transformers_agree_with_a_loaded_export(tmp_path: Path):
 
 
 def test_older_names_in_a_config_are_read(tmp_path: Path):
-    require_torch()
     older = {"global_attn_every_n_layers": 2, "global_rope_theta": 50_000.0, "local_rope_theta": 5_000.0}
     modernbert.save_torch(tmp_path / "hf", **older)
     expected = open_source(str(tmp_path / "hf")).bert_config
@@ -111,7 +110,6 @@ def test_older_names_in_a_config_are_read(tmp_path: Path):
     ],
 )  # fmt: skip
 def test_other_models_are_refused(values: dict, expected: str, tmp_path: Path):
-    require_torch()
     modernbert.save_torch(tmp_path / "hf")
     layers = values.pop("layers", None)
     sources.edit_json(tmp_path / "hf/config.json", **values)
@@ -139,7 +137,6 @@ def test_a_model_of_the_config_is_exported_and_loads_in_transformers(vocabulary:
 
 
 def test_training_continues_from_an_imported_model(tmp_path: Path):
-    require_torch()
     modernbert.save_torch(tmp_path / "hf")
     import_checkpoint(str(tmp_path / "hf"), str(tmp_path / "imported"))
     (tmp_path / "corpus.txt").write_text(helpers.make_corpus(documents=60))
@@ -152,7 +149,6 @@ def test_training_continues_from_an_imported_model(tmp_path: Path):
 
 @pytest.mark.parametrize("kind", ["text", "ner"])
 def test_an_imported_model_is_fine_tuned(kind: str, tmp_path: Path):
-    require_torch()
     modernbert.save_torch(tmp_path / "hf")
     imported = import_checkpoint(str(tmp_path / "hf"), str(tmp_path / "imported"))
     (tmp_path / "train.csv").write_text("text,label\n" + "the cat sat,animal\nit rains,weather\n" * 16)
@@ -164,7 +160,7 @@ def test_an_imported_model_is_fine_tuned(kind: str, tmp_path: Path):
             "task.train": file, "task.dev": file, "task.max_seq_len": 16, "num_epochs": 4, "global_batch_size": 8,
             "model.hidden_dropout_prob": 0.0, "model.attention_probs_dropout_prob": 0.0, "compilation_cache": "none",
         }  # fmt: skip
-        return finetune(finetuning.finetune_config(kind, {"init": init, **settings}, **overrides), str(tmp_path / run))
+        return finetune(helpers.finetune_config(kind, {"init": init, **settings}, **overrides), str(tmp_path / run))
 
     scores = tune(imported.path, "run", optimizer__learning_rate=1e-3)
     assert scores["dev"]["accuracy" if kind == "text" else "f1"] == 1.0

@@ -9,6 +9,8 @@ import pytest
 from etils import epath
 from flax import nnx
 from support import batches, sources
+from support.models import assert_relative
+from support.torch_models import require_torch
 
 from bert_jax.batch import HostBatch
 from bert_jax.config import load_config
@@ -23,8 +25,7 @@ from bert_jax.training.objectives import divide, pretraining
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.training.train_step import describe_state, make_train_step
 
-torch = pytest.importorskip("torch", reason="needs the parity extra: torch and transformers")
-transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
+torch, transformers = require_torch()
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
@@ -79,13 +80,6 @@ def torch_loss(model, batch: dict[str, np.ndarray]):
     weights = torch.tensor(batch["masked_weights"]).flatten()
     nsp = torch.nn.functional.cross_entropy(output.seq_relationship_logits, tensors["next_sentence_labels"][:, 0])
     return (weights * costs).sum() / weights.sum() + nsp, output
-
-
-def assert_relative(got, expected, bound: float, name: str) -> None:
-    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
-    assert got.shape == expected.shape, name
-    error = np.abs(got - expected).max() / np.abs(expected).max()
-    assert error < bound, f"{name}: {error:.2e}"
 
 
 SHAPES = [

@@ -8,7 +8,7 @@ import pytest
 from bert_jax.errors import InputError
 from bert_jax.finetuning.task import BadRows
 from bert_jax.finetuning.tasks.choice import ChoiceExample, ChoiceTask
-from bert_jax.text.tokenizer import read_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 SWAG = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
 ROW = 'anet_dm5,18419,He rides. He,He rides.,He,gold,"stops, then",looks.,walks.,"says ""no""."'
@@ -76,8 +76,7 @@ def test_files_of_other_formats_are_refused(tmp_path: Path):
         read(write(tmp_path / "a.csv", "text,label", "a,1"), BadRows())
 
 
-def test_encoding(vocabulary_file: Path):
-    tokenizer = read_tokenizer(vocabulary_file)
+def test_encoding(tokenizer: Tokenizer):
     example = ChoiceExample("0", "the ship sees", "the wave", ("near", "hears the owl"), 0)
     bare = ChoiceExample("1", "the", "", ("near", "old"), 1)
     encoded = ChoiceTask(max_seq_len=9).encode([example, bare], tokenizer, labelled=True)

@@ -21,7 +21,7 @@ from bert_jax.finetuning.tasks.ner import (
     write_conll,
 )
 from bert_jax.text.conversion import convert_vocabulary
-from bert_jax.text.tokenizer import Tokenizer, read_tokenizer
+from bert_jax.text.tokenizer import Tokenizer
 
 CONTROL = "\u200b\u0007"  # has no piece
 CONLL = """-DOCSTART- -X- -X- O
@@ -148,11 +148,6 @@ def test_predictions_as_conlleval_reads_them(tmp_path: Path):
     assert [sentence.tags for sentence in read(tmp_path / "out")] == [("B-A", "I-A"), ("O",)]
     write_conll(epath.Path(tmp_path / "out"), [TaggedSentence(("a b",), None, 0, "1")], [["O"]])
     assert (tmp_path / "out").read_text() == "a b\tO\n\n"
-
-
-@pytest.fixture
-def tokenizer(vocabulary_file: Path) -> Tokenizer:
-    return read_tokenizer(vocabulary_file)
 
 
 def sentence(*words: str, document: int = 0) -> TaggedSentence:

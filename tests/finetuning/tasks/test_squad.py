@@ -18,8 +18,6 @@ from bert_jax.finetuning.tasks.squad import (
     Window,
     answer_questions,
     build_windows,
-    max_context_masks,
-    window_spans,
 )
 from bert_jax.finetuning.tasks.squad_files import (
     Answer,
@@ -127,19 +125,6 @@ def test_windows_are_the_references(tokenizer: Tokenizer):
     windows = build_windows(questions, tokenizer, **SMALL)
     assert len(windows) > 2 * len(questions)
     assert list(map(plain, windows)) == list(slow_windows(questions, tokenizer, 24, 6, 8))
-
-
-@pytest.mark.parametrize("stride", [1, 3, 7, 150])
-def test_spans_and_max_context(stride: int):
-    # Of 320 in windows of 300, the last one is so much shorter that its length weighs more than a token.
-    for length, capacity in [(320, 300), *itertools.product(range(1, 60, 3), (1, 2, 7, 20))]:
-        slow = slow_windows_of(length, capacity, stride)
-        spans = window_spans(length, capacity, stride)
-        assert spans == [(start, start + size) for start, size in slow]
-        masks = max_context_masks(spans)
-        expected = [[slow_is_max_context(slow, n, s + i) for i in range(size)] for n, (s, size) in enumerate(slow)]
-        assert [mask.tolist() for mask in masks] == expected
-        assert sum(mask.sum() for mask in masks) == length  # Each token in one of them.
 
 
 @pytest.mark.parametrize(
