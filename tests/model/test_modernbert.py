@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from support import batches, models, modernbert
+from support.models import assert_relative
 from support.torch_models import require_torch
 
 from bert_jax.interop.importing import open_source
@@ -27,13 +28,6 @@ def mlm_loss(model, batch, keys=None, *, nsp=False):
     objective = pretraining(nsp=nsp)
     means = divide(objective.sums(model, batch, keys), objective.denominators(batch))
     return sum(means[f"{name}_loss"] for name in ("mlm", *(["nsp"] if nsp else [])))
-
-
-def assert_relative(got, expected, name: str) -> None:
-    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
-    assert got.shape == expected.shape, name
-    error = np.abs(got - expected).max() / np.abs(expected).max()
-    assert error < 1e-5, f"{name}: {error:.2e}"
 
 
 def test_bert_has_the_parameters_the_loss_and_the_gradients_that_it_had_before_the_switches():
@@ -102,7 +96,7 @@ def test_hidden_states_loss_and_gradients(length: int, fields: dict, settings: d
     )
     np.testing.assert_array_equal(hidden[-1], last)
     for number, (ours, theirs) in enumerate(zip(hidden, expected_hidden, strict=True)):
-        assert_relative(np.asarray(ours)[real], theirs[real], f"hidden state {number}")
+        assert_relative(np.asarray(ours)[real], theirs[real], 1e-5, f"hidden state {number}")
     loss, gradients = jax.jit(jax.value_and_grad(lambda parameters: mlm_loss(nnx.merge(graph, parameters), arrays)))(
         parameters
     )
@@ -113,7 +107,7 @@ def test_hidden_states_loss_and_gradients(length: int, fields: dict, settings: d
     for name, gradient in theirs.items():
         if name.endswith("Wqkv.bias"):  # that of keys is zero but for rounding
             ours[name], gradient = (np.delete(bias.reshape(3, -1), 1, axis=0) for bias in (ours[name], gradient))
-        assert_relative(ours[name], gradient, name)
+        assert_relative(ours[name], gradient, 1e-5, name)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -137,9 +131,7 @@ def test_blocks_of_local_attention_equal_the_mask(causal: bool):
 
     (_, got), got_gradients = jax.value_and_grad(context, argnums=(0, 1), has_aux=True)(state, x, blocks)
     (_, expected), gradients = jax.value_and_grad(context, argnums=(0, 1), has_aux=True)(state, x, masked)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), (got, got_gradients), (expected, gradients)
-    )
+    models.assert_close((got, got_gradients), (expected, gradients), rtol=1e-5, atol=1e-6)
 
 
 def test_local_layers_cost_less_than_global_ones():
