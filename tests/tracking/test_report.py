@@ -3,13 +3,12 @@
 import json
 import re
 import shutil
-import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import helpers
+from support import child_processes, helpers
 
 from bert_jax import cli
 from bert_jax.errors import InputError
@@ -316,14 +315,12 @@ def test_page_draws_its_curves_in_a_browser(tmp_path: Path):
     reference = str(helpers.REPOSITORY / "benchmarks" / "reference_cpu")
     tuned = write_rows(tmp_path / "tuned", trained(5), trained(9), evaluated(5, dev__f1=0.5), evaluated(9, dev__f1=0.6))
     page = page_of(tmp_path, reference, hostile_run(tmp_path), tuned)
-    result = subprocess.run(
-        [
-            chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-            f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--virtual-time-budget=20000",
-            "--dump-dom", (tmp_path / "report.html").as_uri(),
-        ],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    words = [
+        chromium, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+        f"--user-data-dir={tmp_path / 'profile'}", "--enable-logging=stderr", "--virtual-time-budget=20000",
+        "--dump-dom", (tmp_path / "report.html").as_uri(),
+    ]  # fmt: skip
+    result = child_processes.run(words, timeout=120)
     assert not re.search(r"CONSOLE.*(Error|Refused|violates)", result.stderr), result.stderr
     panels = sum(len(layout["annotations"]) for _, layout in figures_of(page))
     assert panels > 10
