@@ -6,11 +6,10 @@ A page is run as a whole, because its later blocks use what the earlier ones wro
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from support import docs, helpers
+from support import child_processes, docs, helpers
 from support.devices import one_device  # noqa: F401
 
 pytestmark = pytest.mark.long
@@ -46,7 +45,7 @@ def test_page(page: Path, prepared: Path, tmp_path: Path, monkeypatch: pytest.Mo
                     Path(named).write_text(config)
             environment = helpers.child_environment(PATH=f"{tmp_path / '.programs'}:{os.environ['PATH']}")
             command = ["bash", "-euo", "pipefail", "-c", block.shell]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            done = child_processes.run(command, env=environment, timeout=1000)
             assert done.returncode == 0, f"{block}\n{block.text}\n{done.stdout}\n{done.stderr}"
             continue
         config = block.text if "def get_config(" in block.text else config

@@ -2,13 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from generators import write_pages
-from support import docs
+from support import child_processes, docs
 
 from bert_jax.command_line.arguments import COMMANDS
 from bert_jax.config_listing import type_of
@@ -53,9 +52,7 @@ def test_the_site_builds_without_warnings(tmp_path: Path):
     pytest.importorskip("sphinx_book_theme")
     words = ["-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", docs.DOCS, tmp_path]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "BERT_JAX_DOCS_EXECUTE": "0"}
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], env=environment, capture_output=True, text=True, check=False
-    )
+    done = child_processes.run([sys.executable, *map(str, words)], env=environment, timeout=1000)
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "reference" / "config.html").read_text()
     assert 'id="pretrain-optimizer-learning-rate"' in page
