@@ -3,12 +3,11 @@
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from support import helpers, several
+from support import child_processes, helpers, several
 from support.devices import one_device  # noqa: F401
 
 from bert_jax import cli, device_check
@@ -54,12 +53,8 @@ def test_difference_above_tolerance_fails(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.long
 def test_a_signal_ends_it_and_leaves_no_folder(tmp_path: Path):
     command = helpers.command("check", "--workdir", tmp_path)
-    process = helpers.child_processes.start(command, env=helpers.child_environment(), stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("*/run/config.json")):
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    process = child_processes.start(command, env=helpers.child_environment(), stderr=subprocess.PIPE, text=True)
+    child_processes.wait_until(lambda: list(tmp_path.glob("*/run/config.json")), process)
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode in (75, 130), stderr

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import runpy
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support import helpers
+from support import child_processes, helpers
 
 import bert_jax
 
@@ -63,10 +62,7 @@ def test_the_install_page_lists_every_extra(metadata: dict[str, Any]):
 
 def run(*words: object, cwd: Path, **environment: str) -> str:
     """Runs a command that has to succeed, and returns its output."""
-    done = subprocess.run(
-        [str(word) for word in words], cwd=cwd, env=helpers.child_environment(**environment), capture_output=True,
-        text=True, timeout=600, check=False,
-    )  # fmt: skip
+    done = child_processes.run([*words], cwd=cwd, env=helpers.child_environment(**environment), timeout=600)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -110,9 +106,9 @@ def test_an_installed_wheel_trains_from_an_empty_folder(installed: Path, tmp_pat
 
     (tmp_path / "text.txt").write_text(helpers.make_corpus(documents=60))
     assert command("--version").strip() == bert_jax.__version__
-    command("vocab", "--input", "text.txt", "--output", "tokenizer.json", "--size", 200)
-    command("prepare", "--input", "text.txt", "--vocab", "tokenizer.json", "--output", "data", "--seq_len", 32,
-            "--eval_fraction", 0.2)  # fmt: skip
+    command("vocab", "--input", "text.txt", "--output", "tokenizer.json", "--size", "200")
+    command("prepare", "--input", "text.txt", "--vocab", "tokenizer.json", "--output", "data", "--seq_len", "32",
+            "--eval_fraction", "0.2")  # fmt: skip
     small: dict[str, object] = {
         "model.num_hidden_layers": 1, "model.hidden_size": 32, "model.num_attention_heads": 2,
         "model.intermediate_size": 64, "total_steps": 2, "global_batch_size": 8, "optimizer.warmup_steps": 1,

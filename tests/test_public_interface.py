@@ -1,10 +1,9 @@
 """The public names of `bert_jax`: listed, importable, and not imported before they are used."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support import helpers
 
 import bert_jax
 
@@ -21,7 +20,7 @@ def test_every_public_name_is_listed_and_found():
 
 def test_listing_names_imports_none_of_them():
     program = "import sys, bert_jax; assert 'load' in dir(bert_jax); sys.exit('jax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    helpers.run_python(program)
 
 
 @pytest.mark.parametrize(

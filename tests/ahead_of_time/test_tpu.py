@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -209,11 +207,7 @@ print(estimate_time(program, device.device_kind, 2 * 4096 * 4096 * 1024)["mfu"])
     [("v5e:2x2", 0.9), ("v4:2x2x1", 0.75), ("v5p:2x2x1", 0.75), ("v6e:2x2", 0.75), ("tpu7x:2x2x1", 0.6)],
 )
 def test_clock_gives_a_product_a_plausible_share_of_the_peak(topology: str, least: float):
-    done = subprocess.run(
-        [sys.executable, "-c", RATE, topology], env=helpers.child_environment(XLA_FLAGS=""), capture_output=True,
-        text=True, timeout=280, check=True,
-    )  # fmt: skip
-    assert least < float(done.stdout.split()[-1]) < 1
+    assert least < float(helpers.run_python(RATE, topology, XLA_FLAGS="").split()[-1]) < 1
 
 
 SHARDED_STATE = """
@@ -237,11 +231,7 @@ print(sum(leaf.size * 4 for leaf in jax.tree.leaves(spec.abstract)), sizes.peak_
 @pytest.mark.long
 def test_no_device_ever_holds_the_whole_of_a_large_model_that_is_cut():
     """Each of 16 devices initializes only its own shard; a restored state has the same shardings."""
-    done = subprocess.run(
-        [sys.executable, "-c", SHARDED_STATE], env=helpers.child_environment(XLA_FLAGS=""), capture_output=True,
-        text=True, timeout=280, check=True,
-    )  # fmt: skip
-    whole, peak = map(int, done.stdout.split()[-2:])
+    whole, peak = map(int, helpers.run_python(SHARDED_STATE, XLA_FLAGS="").split()[-2:])
     assert whole > 4 * 10**9
     assert peak < whole / 8
 

@@ -3,13 +3,12 @@
 import gzip
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import long_run_scores
 import pytest
-from support import helpers
+from support import child_processes, helpers
 
 from bert_jax.config import load_config
 from bert_jax.training.phases import plan_phases
@@ -62,10 +61,8 @@ def test_script_goes_on_where_it_stopped(tmp_path: Path):
     def run(*overrides: str) -> str:
         overrides = (*OVERRIDES, *overrides)
         environment = os.environ | {"BERT_JAX_DATA": str(tmp_path / "data"), "PATH": PATH}
-        done = subprocess.run(
-            [SCRIPT, tmp_path / "out", *(f"--config.{override}" for override in overrides)],
-            env=environment, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        words = [SCRIPT, tmp_path / "out", *(f"--config.{override}" for override in overrides)]
+        done = child_processes.run(words, env=environment, timeout=280)
         return done.stderr[-400:] if done.returncode else ""
 
     assert run("total_steps=20", "target.metric=mlm_loss", "target.value=100", "eval_every_steps=4") == ""

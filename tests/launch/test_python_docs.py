@@ -1,25 +1,14 @@
 """The corpora of launch/python_docs.py: docstrings of Python's own modules, and of installed packages."""
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support import helpers
-
-from bert_jax.data.corpora.corpus import CorpusOptions, plan, read
+from support.reading import documents
 
 SCRIPT = helpers.REPOSITORY / "launch" / "python_docs.py"
-_spec = importlib.util.spec_from_file_location("python_docs", SCRIPT)
-python_docs = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(python_docs)
-
-
-def documents(path: Path) -> list[str]:
-    return [document for piece in plan([str(path)], CorpusOptions()) for document in read(piece, CorpusOptions())]
-
-
 SOURCES = {
     "__init__.py": b'"""The package that holds a few modules for this test."""\n',
     "b.py": b'"""The module that is called b has words."""\n',

@@ -5,10 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from etils import epath
 from support import helpers, runs, slurm_cluster
-
-from bert_jax.tracking.metrics import read_metrics
 
 SCRIPT = helpers.REPOSITORY / "launch" / "slurm.sbatch"
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
@@ -57,7 +54,7 @@ def pretrain(dataset: Path, workdir: Path, **overrides: object) -> list[str]:
 
 
 def logged_steps(workdir: Path) -> list[int]:
-    return [row["step"] for row in read_metrics(epath.Path(workdir)) if "split" not in row]
+    return [row["step"] for row in helpers.train_rows(workdir)]
 
 
 def test_two_stopped_processes_save_and_resume_to_the_end(cluster, dataset_dir, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""launch/tfrecord_eval.py, on records that protobuf and TensorBoard write."""
+"""launch/tfrecord_eval.py, on records of TFDS's message types that TensorBoard writes."""
 
 import re
 import runpy
@@ -7,41 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 from support import helpers
 from tensorboard.summary.writer.record_writer import RecordWriter
+from tensorflow_datasets.proto.tf_example_generated_pb2 import Example
 
 from bert_jax.batch import HostBatch
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.loading.loader import EvalLoader
 
 main = runpy.run_path(str(helpers.REPOSITORY / "launch" / "tfrecord_eval.py"))["main"]
-
-
-def make_example_type() -> Any:
-    """Returns the message tf.train.Example, with the fields that are written here."""
-
-    def one(name: str, number: int, kind: str, *, many: bool = False) -> dict[str, Any]:
-        basic = kind.isupper()
-        types = {"type": f"TYPE_{kind}"} if basic else {"type": "TYPE_MESSAGE", "typeName": f".test.{kind}"}
-        return {"name": name, "number": number, "label": "LABEL_REPEATED" if many else "LABEL_OPTIONAL", **types}
-
-    messages = {
-        "Floats": [one("value", 1, "FLOAT", many=True)],
-        "Ints": [one("value", 1, "INT64", many=True)],
-        "Feature": [one("floats", 2, "Floats"), one("ints", 3, "Ints")],
-        "Entry": [one("key", 1, "STRING"), one("value", 2, "Feature")],
-        "Features": [one("feature", 1, "Entry", many=True)],
-        "Example": [one("features", 1, "Features")],
-    }
-    file = {"name": "example.proto", "package": "test", "syntax": "proto3",
-            "messageType": [{"name": name, "field": found} for name, found in messages.items()]}  # fmt: skip
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(json_format.ParseDict(file, descriptor_pb2.FileDescriptorProto()))
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("test.Example"))
-
-
-EXAMPLE = make_example_type()
 
 
 def write(path: Path, batch: HostBatch, *, without: str = "") -> None:
@@ -54,11 +28,12 @@ def write(path: Path, batch: HostBatch, *, without: str = "") -> None:
                 "segment_ids": batch["token_type_ids"][row], "masked_lm_positions": batch["masked_positions"][row],
                 "masked_lm_ids": batch["masked_ids"][row], "next_sentence_labels": batch["next_sentence_labels"][row],
             }  # fmt: skip
-            entries = [{"key": key, "value": {"ints": {"value": value.tolist()}}} for key, value in ints.items()]
-            weights = {"floats": {"value": batch["masked_weights"][row].tolist()}}
-            entries.append({"key": "masked_lm_weights", "value": weights})
-            kept = [entry for entry in entries if entry["key"] != without]
-            writer.write(json_format.ParseDict({"features": {"feature": kept}}, EXAMPLE()).SerializeToString())
+            example = Example()
+            for key, value in ints.items():
+                example.features.feature[key].int64_list.value.extend(value.tolist())
+            example.features.feature["masked_lm_weights"].float_list.value.extend(batch["masked_weights"][row].tolist())
+            example.features.feature.pop(without, None)
+            writer.write(example.SerializeToString())
 
 
 @pytest.fixture
