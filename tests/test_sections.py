@@ -28,7 +28,9 @@ class Outer(Section):
     ("key", "text", "value"),
     [
         ("count", "1e3", 1000), ("count", 7.0, 7), ("flag", "False", False), ("flag", "auto", "auto"),
+        ("flag", False, False),
         ("shares", "(0.5, 1)", (0.5, 1.0)), ("shares", "2", (2.0,)), ("shares", [1, 2], (1.0, 2.0)),
+        ("shares", "0,512,1000", (0.0, 512.0, 1000.0)), ("shares", "[0, 7]", (0.0, 7.0)), ("shares", "()", ()),
         ("name", "12", "12"), ("inner.rate", "1", 1.0), ("inner.mode", "exact", "exact"),
         ("extra", {"a": 1}, {"a": 1.0}),
     ],

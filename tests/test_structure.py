@@ -1,8 +1,9 @@
-"""The arrows between packages: who may import whom."""
+"""The arrows between packages: who may import whom; and code that would run what it reads."""
 
 import ast
 import functools
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -131,3 +132,25 @@ def test_names_that_benchmarks_and_launchers_import_exist():
                     if not hasattr(module, name) and not importlib.util.find_spec(f"{node.module}.{name}"):
                         missing.append(f"{path.name}: {node.module}.{name}")
     assert not missing
+
+
+# --- Code that would run what it reads: what ruff's rules S do not know ----------------------------------------------
+
+
+DANGERS = (
+    r"allow_pickle=(?!False)|trust_remote_code|run_path|torch\.load\((?!.*weights_only=True)"
+    r"|\bimport (?:pickle|marshal|shelve|dill|cloudpickle|joblib)\b"
+)
+EXCEPTIONS = {
+    ("bert_jax/config.py", "run_path"),  # a config file is code, which its user chooses
+    ("bert_jax/data/preparation/beam.py", "import pickle"),  # results of Beam's workers, in a folder of a random name
+    ("bert_jax/interop/weights.py", "import pickle"),  # its UnpicklingError alone
+}
+
+
+def test_nothing_that_is_read_is_run_but_the_exceptions():
+    paths = [path for folder in ("bert_jax", "configs") for path in (REPOSITORY / folder).rglob("*.py")]
+    found = {
+        (str(path.relative_to(REPOSITORY)), one) for path in paths for one in re.findall(DANGERS, path.read_text())
+    }
+    assert found == EXCEPTIONS
