@@ -12,7 +12,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from etils import epath
 from support import child_processes, preparing
@@ -169,13 +168,6 @@ def on_small_disk(tmp_path: Path, kilobytes: int, *arguments: object) -> subproc
     list_files = f"find {shlex.quote(str(disk))} -type f"
     script = f"{mount} && {{ {words}; status=$?; {list_files}; exit $status; }}"
     return child_processes.run(["unshare", "-rm", "sh", "-c", script], env=child_environment(), timeout=120)
-
-
-def leaves(parameters: object) -> list[np.ndarray]:
-    """Copies the arrays of a tree to the host."""
-    import jax
-
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(parameters)]
 
 
 def rows(workdir: Path | str) -> list[dict[str, Any]]:
