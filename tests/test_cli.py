@@ -116,7 +116,9 @@ def test_json_is_the_only_output(journey: Path, tmp_path: Path, capsys: pytest.C
     assert (vocab["output"], vocab["pieces"], vocab["cased"]) == (str(tmp_path / "v.json"), 150, False)
     prepare = ["prepare", "--input", corpus, "--vocab", tmp_path / "v.json", "--output", tmp_path / "d", "--workers", 1]
     assert results([*prepare, "--seq_len", 64], capsys)["train"]["documents"] > 300
-    assert results(["evaluate", "--checkpoint", run, "--data", data], capsys)["mlm_loss"] > 0
+    evaluated = results(["evaluate", "--checkpoint", run, "--data", data], capsys)
+    for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "unigram_loss"):
+        assert evaluated[name] == pytest.approx(helpers.eval_rows(run)[-1][name], rel=1e-5)
     ((filling, *_),) = results(["fill-mask", "--checkpoint", run, TEXT, "--top", 2], capsys)["texts"][0]["masks"]
     assert set(filling) == {"token", "probability", "text"}
     (tmp_path / "lines.txt").write_text("the ship .\n")

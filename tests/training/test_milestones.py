@@ -1,12 +1,13 @@
 """Milestones: checkpoints that are saved at chosen steps, and never deleted."""
 
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 from support import helpers, sources
 from support.devices import one_device  # noqa: F401
-from support.runs import assert_same_run
+from support.runs import assert_same_run, train, train_until
 
 from bert_jax.config import FinetuneConfig, load_config
 from bert_jax.errors import InputError
@@ -60,6 +61,22 @@ def test_milestones_stay_after_a_resume_with_others(kept: Path, dataset_dir: Pat
     assert helpers.kept_steps(tmp_path / "run") == [0, 3, 4, 5, 7, 8]
     run(dataset_dir, tmp_path / "run", 11)
     assert helpers.kept_steps(tmp_path / "run") == [0, 3, 4, 5, 7, 11]
+
+
+@pytest.mark.long
+def test_run_killed_between_milestones_ends_with_all_of_them(dataset_dir: Path, tmp_path: Path):
+    settings = {
+        "total_steps": 40, "checkpoint.every_steps": 10, "checkpoint.keep": 1, "checkpoint.milestones": "0,7,8,29",
+        "eval_batches": 0, "log_every_steps": 2,
+    }  # fmt: skip
+    killed = train_until(14, dataset_dir, tmp_path / "run", signal.SIGKILL, saved=8, **settings)
+    assert killed.returncode == -signal.SIGKILL
+    assert {0, 7, 8} <= {*helpers.kept_steps(tmp_path / "run")}
+    assert train(dataset_dir, tmp_path / "run", **settings).returncode == 0
+    assert helpers.kept_steps(tmp_path / "run") == [0, 7, 8, 29, 40]
+    plain = train(dataset_dir, tmp_path / "plain", **{**settings, "checkpoint.milestones": "()"})
+    assert plain.returncode == 0, plain.stderr
+    assert_same_run(tmp_path / "run", tmp_path / "plain")
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import signal
 from pathlib import Path
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from support import batches, helpers, models
-from support.runs import assert_same_run
+from support.runs import assert_same_run, train, train_until
 
 from bert_jax.ahead_of_time.compiled_step import compile_phases
 from bert_jax.ahead_of_time.dry_run import plan_run
@@ -119,6 +120,18 @@ def test_a_run_resumes_to_the_bit_in_each_phase_and_at_their_boundary(
         shutil.rmtree(step_of(tmp_path / "run", later))
     pretrain(causal_first(dataset_dir), str(tmp_path / "run"))
     assert_same_run(tmp_path / "run", run)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("saved", "kill"), [(24, 30), (72, 80)])
+def test_a_run_killed_in_each_phase_resumes_to_the_bit(saved: int, kill: int, dataset_dir: Path, tmp_path: Path):
+    settings = {"phases": ({**PHASES[0], "steps": 60}, PHASES[1])}
+    assert train(dataset_dir, tmp_path / "straight", **settings).returncode == 0
+    killed = train_until(kill, dataset_dir, tmp_path / "killed", signal.SIGKILL, saved=saved, **settings)
+    assert killed.returncode == -signal.SIGKILL
+    resumed = train(dataset_dir, tmp_path / "killed", **settings)
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_run(tmp_path / "killed", tmp_path / "straight")
 
 
 def test_a_masked_phase_is_added_to_a_finished_causal_run(run: Path, dataset_dir: Path, tmp_path: Path):

@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from etils import epath
 from support import helpers
 from support.devices import all_devices, one_device  # noqa: F401
-from support.runs import assert_same_run, rows_without_times
+from support.runs import assert_same_run, rows_without_times, train, train_until
 
 from bert_jax.batch import HostBatch
 from bert_jax.config import PretrainConfig, load_config
@@ -291,3 +292,19 @@ def test_a_range_may_be_added_before_its_first_step_alone(dataset_dir: Path, tmp
     run("plain", "2:2,6:7")
     assert_same_run(tmp_path / "run", tmp_path / "plain")
     assert json.loads((tmp_path / "run" / "config.json").read_text())["data"]["skip_steps"] == "2:2,6:7"
+
+
+@pytest.mark.long
+def test_a_killed_run_skips_as_one_that_was_not(dataset_dir: Path, tmp_path: Path):
+    settings = {
+        "total_steps": 30, "checkpoint.every_steps": 2, "eval_batches": 0, "log_every_steps": 3,
+        "data.skip_steps": "5:9,17:17,29:30",
+    }  # fmt: skip
+    killed = train_until(9, dataset_dir, tmp_path / "run", signal.SIGKILL, saved=10, **settings)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    for folder in ("run", "plain"):
+        done = train(dataset_dir, tmp_path / folder, **settings)
+        assert done.returncode == 0, done.stderr
+    assert "data.skip_steps=5:9: leaves out 5 batches, 80 rows, before step 5" in done.stderr
+    assert_same_run(tmp_path / "run", tmp_path / "plain")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["data"]["skip_steps"] == "5:9,17:17,29:30"

@@ -270,6 +270,13 @@ def test_nonfinite_step_is_skipped_and_counted():
     "optimizer",
     [
         pytest.param(optax.chain(optax.scale_by_lion(), optax.add_decayed_weights(0.01)), id="lion"),
+        pytest.param(optax.trace(0.9, nesterov=True), id="momentum", marks=pytest.mark.long),
+        pytest.param(
+            optax.scale_by_factored_rms(min_dim_size_to_factor=16), id="adafactor", marks=pytest.mark.long
+        ),
+        pytest.param(
+            optax.chain(optax.scale_by_adam(), optax.scale_by_trust_ratio()), id="lamb", marks=pytest.mark.long
+        ),
         "stable_adamw",
         "muon",
     ],
