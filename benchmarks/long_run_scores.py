@@ -14,7 +14,7 @@ import argparse
 import json
 import statistics
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,13 @@ COLUMNS = {
     "million tokens": "{million_tokens:.0f}",
     "core-hours": "{core_hours:.1f}",
     "MLM loss, 32 tokens": "{mlm_loss_32:.3f}",
-    "MLM loss, 128 tokens": "{mlm_loss_128:.3f}",
     "NSP accuracy": "{nsp_accuracy_32:.1%}",
-    **{task: f"{{{task}_mean:.1f}} ± {{{task}_deviation:.1f}}" for task in (*ALWAYS, *ENDS)},
+    **{task: f"{{{task}_mean:.1f}} ± {{{task}_deviation:.1f}}" for task in ALWAYS},
+}
+COLUMNS_OF_ENDS = {
+    **COLUMNS,
+    "MLM loss, 128 tokens": "{mlm_loss_128:.3f}",
+    **{task: f"{{{task}_mean:.1f}} ± {{{task}_deviation:.1f}}" for task in ENDS},
 }
 
 
@@ -88,26 +92,28 @@ def evaluate(output: Path, step: int, length: int) -> dict[str, float]:
     return {f"{name}_{length}": scores[name] for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")}
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draws loss and STS-B by core-hours."""
+def draw(rows: Sequence[dict[str, Any]], curves: Mapping[int, Sequence[tuple[float, float]]], path: Path) -> None:
+    """Draws the loss of the run's own evaluations, `curves` by tokens of a row, and STS-B, by core-hours."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
     figure, (losses, scores) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-    hours = [row["core_hours"] for row in rows]
-    for length in LENGTHS:
-        found = [(row["core_hours"], row[f"mlm_loss_{length}"]) for row in rows if f"mlm_loss_{length}" in row]
-        losses.plot([at for at, _ in found], [loss for _, loss in found], marker="o", label=f"sequences of {length}")
+    for length, curve in curves.items():
+        if curve:
+            losses.plot([at for at, _ in curve], [loss for _, loss in curve], label=f"sequences of {length}")
     losses.set_title("held-out MLM loss, nats", fontsize=10)
     losses.legend(frameon=False)
     for task in ALWAYS:
-        means, deviations = ([row[f"{task}_{key}"] for row in rows] for key in ("mean", "deviation"))
+        hours, means, deviations = (
+            [row[key] for row in rows] for key in ("core_hours", f"{task}_mean", f"{task}_deviation")
+        )
         scores.errorbar(hours, means, yerr=deviations, marker="o", capsize=3)
-        scores.set_title(f"{task}, dev, with the deviation over seeds", fontsize=10)
+        scores.set_title(f"{task} on the dev set, with the deviation over seeds", fontsize=10)
     for panel in (losses, scores):
         panel.set_xlabel("core-hours of pre-training", fontsize=10)
+        panel.set_xlim(left=0)
         panel.grid(alpha=0.3)
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -132,21 +138,30 @@ def main() -> None:
          f"--config.task_data={options.tasks.absolute()}"], check=True,
     )  # fmt: skip
     scores = {row["name"]: row["columns"] for row in json.loads((study / "table.json").read_text())["rows"]}
-    starts = {length: plan.start for length, plan in zip(LENGTHS, plan_phases(config), strict=True)}
     rows = []
     for step in [step for step in milestones(run) if f"step {step}" in scores]:
+        cells = {task: cell for task, cell in scores[f"step {step}"].items() if cell.get("values")}
         row = known.get(step) or record.stamp | {"step": step}
-        for length in LENGTHS:
-            if step >= starts[length] and f"mlm_loss_{length}" not in row:
+        for length in LENGTHS if {*ENDS} <= {*cells} else LENGTHS[:1]:
+            if f"mlm_loss_{length}" not in row:
                 row |= evaluate(output, step, length)
         passed = cost(metrics, config, step)
         row |= {"million_tokens": passed["million_tokens"], "core_hours": options.cores * passed["hours"]}
-        for task, cell in scores[f"step {step}"].items():
-            if cell.get("values"):
-                row |= {f"{task}_mean": cell["mean"], f"{task}_deviation": cell["deviation"], task: cell["values"]}
+        for task, cell in cells.items():
+            row |= {f"{task}_mean": cell["mean"], f"{task}_deviation": cell["deviation"], task: cell["values"]}
         rows.append(row)
         record.set_table("milestones", COLUMNS, rows)
-    draw(rows, options.figure)
+    if ends := [row for row in rows if {*ENDS} <= {*row}]:
+        record.set_table("ends", COLUMNS_OF_ENDS, ends)
+    evaluations = [row for row in metrics if row.get("split") == "eval"]
+    curves = {
+        length: [
+            (options.cores * cost(metrics, config, row["step"])["hours"], row["mlm_loss"])
+            for row in evaluations if plan.start < row["step"] <= plan.stop
+        ]
+        for length, plan in zip(LENGTHS, plan_phases(config), strict=True)
+    }  # fmt: skip
+    draw(rows, curves, options.figure)
     print(record.render("milestones"))
 
 
