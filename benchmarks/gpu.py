@@ -42,10 +42,9 @@ STEP = ("jax", "flax", "optax", "ml_collections", "numpy")
 RUN = (*STEP, "orbax.checkpoint", "array_record", "sentencex", "tokenizers", "tqdm")
 """Packages that a run needs: all of bert_jax."""
 MEASURES = (
-    "benchmarks/gpu.py", "benchmarks/on_gpu", "benchmarks/torch_batch.py", "bert_jax/batch.py", "bert_jax/data/loading",
-    "bert_jax/device_check.py",
-    "bert_jax/model", "bert_jax/parallel", "bert_jax/tracking/throughput.py",
-    "bert_jax/training/objectives.py", "bert_jax/training/optimizer.py",
+    "benchmarks/gpu.py", "benchmarks/on_gpu", "benchmarks/processes.py", "benchmarks/torch_side.py",
+    "bert_jax/batch.py", "bert_jax/data/loading", "bert_jax/device_check.py", "bert_jax/model", "bert_jax/parallel",
+    "bert_jax/tracking/throughput.py", "bert_jax/training/objectives.py", "bert_jax/training/optimizer.py",
     "bert_jax/training/train_step.py",
 )  # fmt: skip
 CUDA_PACKAGES = (
@@ -79,15 +78,15 @@ def run_part(options: argparse.Namespace) -> int:
         options.json_folder / f"gpu_{options.part}.json", MEASURES, list(filter(_is_installed, CUDA_PACKAGES)),
         command=f"bash benchmarks/gpu.sh --only {options.part}", device=key["device"],
     )  # fmt: skip
-    scale, script = REHEARSAL if options.rehearse else FULL, [__file__, *sys.argv[1:], "--worker"]
+    scale = REHEARSAL if options.rehearse else FULL
     columns, measure = {
         "check": (first_check.COLUMNS, lambda cases: first_check.check(cases, options.work)),
         "parity": (agreement.PARITY_COLUMNS, lambda cases: agreement.parity(cases, scale)),
-        "determinism": (agreement.DETERMINISM_COLUMNS, lambda cases: agreement.determinism(cases, scale, script)),
+        "determinism": (agreement.DETERMINISM_COLUMNS, lambda cases: agreement.determinism(cases, scale)),
         "speed": (speed.STEP_COLUMNS, lambda cases: speed.step_times(cases, scale)),
         "attention": (speed.ATTENTION_COLUMNS, lambda cases: speed.attention(cases, scale)),
         "remat": (speed.REMAT_COLUMNS, lambda cases: speed.remat(cases, scale)),
-        "torch": (beside_torch.COLUMNS, lambda cases: beside_torch.beside_torch(cases, scale, script)),
+        "torch": (beside_torch.COLUMNS, lambda cases: beside_torch.beside_torch(cases, scale)),
         "curve": (
             curve.SUMMARY_COLUMNS, lambda cases: curve.curve(cases, record, scale, options.work, options.data)
         ),
@@ -100,20 +99,6 @@ def run_part(options: argparse.Namespace) -> int:
     except FreshProcessError:
         return FRESH_PROCESS
     return 0 if cases.is_complete else 1
-
-
-def run_worker(options: argparse.Namespace) -> None:
-    """Runs one of several processes of a part."""
-    from on_gpu import agreement, beside_torch
-
-    scale = REHEARSAL if options.rehearse else FULL
-    name, _, seq_len = options.worker.partition(":")
-    if name == "determinism":
-        agreement.determinism_worker(scale)
-    elif name == "jax":
-        beside_torch.jax_worker(scale, int(seq_len))
-    else:
-        beside_torch.torch_worker(scale, int(seq_len), on_cpu=options.rehearse)
 
 
 def _is_installed(package: str) -> bool:
@@ -192,7 +177,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=REPOSITORY / "runs" / "gpu", help="data and runs")
     parser.add_argument("--data", default="", help="prepared dataset of 128 tokens for the curve")
     parser.add_argument("--rehearse", action="store_true", help="tiny models on the CPU")
-    for name, kind in {"--part": str, "--deadline": float, "--worker": str}.items():  # processes of this one
+    for name, kind in {"--part": str, "--deadline": float}.items():  # processes of this one
         parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if unknown := set(options.only) - set(PARTS):
@@ -200,9 +185,6 @@ def main() -> int:
     if options.rehearse:
         options.work /= "rehearsal"
     options.json_folder = options.json_folder or (options.work if options.rehearse else RESULTS)
-    if options.worker:
-        run_worker(options)
-        return 0
     return run_part(options) if options.part else run_all(options)
 
 

@@ -10,14 +10,17 @@ import argparse
 import ast
 import functools
 import hashlib
+import itertools
 import json
 import os
 import platform
+import re
 import shlex
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -35,6 +38,13 @@ def add_json_argument(parser: argparse.ArgumentParser, name: str) -> None:
         "--json", type=Path, default=RESULTS / f"{name}.json", metavar="FILE",
         help=f"output: the results as JSON (default: benchmarks/results/{name}.json)",
     )  # fmt: skip
+
+
+def make_parser(description: str | None, name: str) -> argparse.ArgumentParser:
+    """Returns a parser with a script's docstring as its description, and with `--json`."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_json_argument(parser, name)
+    return parser
 
 
 class Record:
@@ -90,6 +100,25 @@ class Record:
         self.content["tables"][table] = {"columns": dict(columns), "rows": list(rows)}
         self.write()
 
+    def fill(
+        self, table: str, columns: Mapping[str, str], keys: Sequence[str],
+        works: Mapping[Any, Callable[[], list[dict]]], only: str = "",
+    ) -> list[dict]:  # fmt: skip
+        """Writes a table row by row and returns its rows; keeps earlier rows of this code, if a run was stopped.
+
+        `works` make the rows, by their values of `keys`. With `only`, the others keep the rows that they have.
+        """
+        rows: dict[Any, list[dict]] = {key: [] for key in works}
+        for row in self.earlier(table):
+            rows.get(tuple(row[key] for key in keys), []).append(row)
+        for key, work in works.items():
+            is_current = bool(rows[key]) and all(row.get("code") == self.stamp["code"] for row in rows[key])
+            if not is_current and only in " ".join(map(str, key)):
+                print(*key, file=sys.stderr, flush=True)
+                rows[key] = [row | self.stamp for row in work()]
+            self.set_table(table, columns, itertools.chain.from_iterable(rows.values()))
+        return list(itertools.chain.from_iterable(rows.values()))
+
     def write(self) -> None:
         self.content["seconds"] = round(time.monotonic() - self._began, 1)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,6 +143,16 @@ def cell(form: str, row: Mapping[str, Any]) -> str:
         return form.format_map({key: _UNKNOWN if value is None else value for key, value in row.items()})
     except KeyError:
         return ""
+
+
+def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Returns the median, the minimum and the maximum of values, with the keys that `with_range` formats."""
+    return {f"{name}_{kind.__name__}": kind(values) for kind in (statistics.median, min, max)}
+
+
+def with_range(name: str, form: str) -> str:
+    """Returns the format of a median with its minimum and maximum."""
+    return f"{{{name}_median:{form}}} ({{{name}_min:{form}}}-{{{name}_max:{form}}})"
 
 
 class _Unknown:
@@ -212,12 +251,9 @@ def _commit() -> str | None:
 
 
 def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    return found[1].strip() if found else platform.processor()
 
 
 def _without_folder(argument: str) -> str:
@@ -233,9 +269,7 @@ def list_results() -> str:
         content = read(path.stem)
         older, rows = outdated(content)
         age = f"{older} of {rows} rows are older than the code" if older else "up to date"
-        found.append(
-            (not older, f"{path.stem}: {age}, {content['date'] or 'date not recorded'}\n    {content['command']}")
-        )
+        found.append((not older, f"{path.stem}: {age}, {content['date']}\n    {content['command']}"))
     return "\n".join(text for _, text in sorted(found))
 
 

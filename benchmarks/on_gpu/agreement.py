@@ -7,19 +7,18 @@ fp32 step on the CPU.
 """
 
 import hashlib
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import numpy as np
 from on_gpu.cases import Cases
-from on_gpu.scale import Scale
+from on_gpu.scale import FULL, REHEARSAL, Scale
 from on_gpu.steps import Setting, Step
+from processes import call
 
 SEQ_LEN = 128
 PARITY_STEPS = 3
@@ -109,32 +108,15 @@ def parity(cases: Cases, scale: Scale) -> None:
     )
 
 
-def determinism(cases: Cases, scale: Scale, script: list[str]) -> None:
-    """Runs two processes with the flag and two without, all at once, and compares the digests of their parameters.
+def determinism(cases: Cases, scale: Scale) -> None:
+    """Runs two processes with the flag and two without, and compares the digests of their parameters."""
 
-    `script` are the arguments of Python for a process, but for its name.
-    """
-    settings = {FLAG: FLAG, "none": ""}
-    processes: dict[str, list[subprocess.Popen]] = {}
-
-    def start(flag: str) -> subprocess.Popen:
-        environment = {
-            **os.environ,
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip(),
-            "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # four processes share the memory
-        }
-        command = [sys.executable, *script, "determinism"]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-
-    def compare(case: str) -> Mapping[str, Any]:
-        if not processes:
-            for name, flag in settings.items():
-                processes[name] = [start(flag) for _ in range(2)]
-        outputs = [process.communicate()[0] for process in processes[case]]
-        statuses = [process.returncode for process in processes[case]]
-        if any(statuses):
-            raise RuntimeError(f"workers ended with {statuses}")
-        first, second = (json.loads(output.splitlines()[-1]) for output in outputs)
+    def compare(flag: str) -> Mapping[str, Any]:
+        flags = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+        share = {"XLA_FLAGS": flags, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}  # this process has memory as well
+        with ThreadPoolExecutor() as threads:
+            runs = [threads.submit(call, digests, scale is REHEARSAL, **share) for _ in range(2)]
+        first, second = (run.result() for run in runs)
         same = first[0] == first[1] and second[0] == second[1]
         return {
             "same_process": "bit-identical" if same else "different",
@@ -142,17 +124,14 @@ def determinism(cases: Cases, scale: Scale, script: list[str]) -> None:
             "steps": scale.repeated_steps,
         }
 
-    for case in settings:
-        cases.measure(case, lambda case=case: compare(case))
+    for case, flag in {FLAG: FLAG, "none": ""}.items():
+        cases.measure(case, lambda flag=flag: compare(flag))
 
 
-def determinism_worker(scale: Scale) -> None:
-    """Prints the digests of the parameters after two runs from the same state, as JSON."""
+def digests(rehearse: bool) -> list[str]:
+    """Returns the digests of the parameters after two runs from the same state."""
+    scale = REHEARSAL if rehearse else FULL
     step = Step(Setting(scale.small, scale.small_rows, SEQ_LEN))
     state = jax.tree.map(np.asarray, step.spec.make())
-    print(json.dumps([digest(run(step, state, scale.repeated_steps).after) for _ in range(2)]))
-
-
-def digest(values: np.ndarray) -> str:
-    """Returns a digest of all bits."""
-    return hashlib.sha256(values.tobytes()).hexdigest()
+    runs = (run(step, state, scale.repeated_steps) for _ in range(2))
+    return [hashlib.sha256(found.after.tobytes()).hexdigest() for found in runs]

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from processes import UnsupportedError
 from record import Record
-from sides import UnsupportedError
 
 MEASURED, OUT_OF_MEMORY, REFUSED, RUNNING, CRASHED = "measured", "out of memory", "not supported", "running", "crashed"
 FINAL = (MEASURED, OUT_OF_MEMORY, REFUSED, CRASHED)

@@ -18,6 +18,7 @@ from etils import epath
 from on_gpu.cases import Cases, OutOfTimeError
 from on_gpu.scale import Scale
 from on_gpu.steps import Rounds, Setting, Step, largest
+from processes import prepare_dataset
 from record import REPOSITORY, Record
 
 from bert_jax.config import load_config
@@ -76,24 +77,11 @@ def curve(cases: Cases, record: Record, scale: Scale, work: Path, data: str) -> 
 
 def prepare(work: Path, scale: Scale) -> str:
     """Returns the dataset of `scale.text`, prepared if it is missing."""
-    text, vocabulary, data = work / "text", work / "tokenizer.json", work / "data"
-    cli = [sys.executable, "-m", "bert_jax.cli"]
-    options = {
-        vocabulary: ["vocab", "--size", str(scale.vocab_size), "--output", str(vocabulary)],
-        data / "dataset.json": [
-            "prepare", "--vocab", str(vocabulary), "--output", str(data), "--seq_len", str(SEQ_LEN),
-            "--eval_fraction", "0.05", "--max_line_repeats", "1", "--workers", str(os.cpu_count()),
-        ],
-    }  # fmt: skip
+    text = work / "text"
     if not text.exists():
         subprocess.run([sys.executable, REPOSITORY / "launch" / "python_docs.py", text, *scale.text], check=True)
-    for made, words in options.items():
-        if not made.exists():
-            command = [*cli, words[0], "--input", str(text), *words[1:]]
-            subprocess.run(
-                command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "JAX_PLATFORMS": "cpu"}
-            )  # fmt: skip
-    return str(data)
+    options = ("--seq_len", SEQ_LEN, "--eval_fraction", 0.05, "--max_line_repeats", 1, "--workers", os.cpu_count())
+    return str(prepare_dataset(work, text, ("--input", text, "--size", scale.vocab_size), *options))
 
 
 def plan_run(scale: Scale, deadline: float) -> dict[str, Any]:

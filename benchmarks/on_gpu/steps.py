@@ -15,7 +15,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 from on_gpu.cases import is_out_of_memory
-from sides import UnsupportedError
+from processes import UnsupportedError
 
 from bert_jax.batch import Batch, HostBatch, map_arrays
 from bert_jax.config import PretrainConfig, load_config
@@ -131,7 +131,7 @@ class Step:
 
     def __init__(self, setting: Setting, devices: Sequence[jax.Device] | None = None, seed: int = 0):
         config = load_config(setting.config, [*setting.overrides, ("gradient_accumulation", str(setting.microbatches))])
-        self.model = _model(config)
+        self.model = make_model(config)
         self.mesh = make_mesh(config.mesh, devices or jax.devices()[:1])
         if config.attention != "xla" and self.mesh.devices.flat[0].platform != "gpu":
             raise UnsupportedError(f"attention={config.attention} needs a GPU")
@@ -170,7 +170,8 @@ def describe(
     return describe_state(mesh, model, optimizer, config.seed, **settings)
 
 
-def _model(config: PretrainConfig) -> BertConfig:
+def make_model(config: PretrainConfig) -> BertConfig:
+    """Returns the model of a config, with `VOCAB_SIZE`."""
     return BertConfig.from_dict({**to_dict(config.model), "vocab_size": VOCAB_SIZE})
 
 
