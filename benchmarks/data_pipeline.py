@@ -7,13 +7,10 @@ peer's preparation is that of the `run_mlm` example: tokenize documents, join th
 sentences and no pairs. Its loading passes random batches of rows through DataCollatorForLanguageModeling.
 """
 
-import argparse
-import json
 import os
 import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,7 +18,8 @@ from collections.abc import Callable
 from glob import glob
 from pathlib import Path
 
-from record import Record, add_json_argument
+from processes import call
+from record import Record, make_parser, spread
 
 SEQ_LEN = 128
 BATCH = 256
@@ -32,7 +30,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-def tokenizer_alone(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
+def tokenizer_alone(files: list[str], vocab: str, folder: Path) -> tuple[int, float]:
     """Runs `tokenizers`' BertNormalizer and WordPiece on sentences that are already split."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
@@ -49,10 +47,10 @@ def tokenizer_alone(files: list[str], vocab: str, folder: Path) -> dict[str, flo
     for first in range(0, len(split), 2048):
         encoded = tokenizer.encode_batch_fast(split[first : first + 2048], add_special_tokens=False)
         tokens += sum(len(encoding.ids) for encoding in encoded)
-    return {"count": tokens, "seconds": time.process_time() - start}
+    return tokens, time.process_time() - start
 
 
-def prepare(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
+def prepare(files: list[str], vocab: str, folder: Path) -> tuple[int, float]:
     from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
     from bert_jax.text.conversion import convert_vocabulary
 
@@ -60,13 +58,10 @@ def prepare(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
     start = time.process_time()
     tokenizer = convert_vocabulary(vocab)
     info = prepare(files, tokenizer, str(folder / "ours"), PrepareOptions(seq_len=SEQ_LEN), workers=1)
-    return {
-        "count": sum(split.tokens for split in info.splits.values()),
-        "seconds": time.process_time() - start,
-    }
+    return sum(split.tokens for split in info.splits.values()), time.process_time() - start
 
 
-def peer_prepare(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
+def peer_prepare(files: list[str], vocab: str, folder: Path) -> tuple[int, float]:
     import datasets
     from transformers import BertTokenizerFast
 
@@ -87,10 +82,10 @@ def peer_prepare(files: list[str], vocab: str, folder: Path) -> dict[str, float]
     tokens = corpus.map(tokenize, batched=True, remove_columns=corpus.column_names)
     rows = tokens.map(group, batched=True)
     rows.save_to_disk(str(folder / "peer" / "rows"))
-    return {"count": len(rows) * SEQ_LEN, "seconds": time.process_time() - start}
+    return len(rows) * SEQ_LEN, time.process_time() - start
 
 
-def load(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
+def load(files: list[str], vocab: str, folder: Path) -> tuple[int, float]:
     from bert_jax.data.dataset import PreparedDataset
     from bert_jax.data.loading.loader import TrainLoader, TrainRows
     from bert_jax.data.loading.masking import Masking
@@ -101,10 +96,10 @@ def load(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
     start = time.process_time()
     for step in range(BATCHES):
         loader.batch(step)
-    return {"count": BATCHES * BATCH, "seconds": time.process_time() - start}
+    return BATCHES * BATCH, time.process_time() - start
 
 
-def peer_load(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
+def peer_load(files: list[str], vocab: str, folder: Path) -> tuple[int, float]:
     import datasets
     import torch
     from transformers import BertTokenizerFast, DataCollatorForLanguageModeling
@@ -120,7 +115,7 @@ def peer_load(files: list[str], vocab: str, folder: Path) -> dict[str, float]:
         count += len(batch["input_ids"])
         if count >= BATCHES * BATCH // 8:
             break
-    return {"count": count, "seconds": time.process_time() - start}
+    return count, time.process_time() - start
 
 
 SIDES: dict[str, tuple[Callable, str]] = {
@@ -135,46 +130,36 @@ MEASURES = ("bert_jax/data", "bert_jax/text")
 COLUMNS = {
     "quantity": "{quantity}",
     "per second, on one core": "{per_second:,.0f}",
-    "minimum and maximum": "{minimum:,.0f}-{maximum:,.0f}",
+    "minimum and maximum": "{per_second_min:,.0f}-{per_second_max:,.0f}",
     "peak memory": "{peak_mb:,.0f} MB",
 }
 
 
+def run_side(side: str, files: list[str], vocab: str, folder: str) -> tuple[float, float]:
+    """Returns the rate of a side, per second of CPU time, and the peak memory of this process in MB."""
+    count, seconds = SIDES[side][0](files, vocab, Path(folder))
+    return count / seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = make_parser(__doc__, "data_pipeline")
     parser.add_argument("--input", required=True)
     parser.add_argument("--vocab", required=True)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--folder", help="output folder; default: a temporary one")
-    parser.add_argument("--side", choices=SIDES)
-    add_json_argument(parser, "data_pipeline")
     options = parser.parse_args()
-    files = sorted(glob(options.input))
-    if options.side:
-        result = SIDES[options.side][0](files, options.vocab, Path(options.folder))
-        result["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(json.dumps(result))
-        return
     record = Record(options.json, MEASURES, packages=("tokenizers", "datasets", "transformers", "torch"))
     rates: dict[str, list[float]] = {side: [] for side in SIDES}
     peaks: dict[str, float] = dict.fromkeys(SIDES, 0.0)
-    with tempfile.TemporaryDirectory() as temporary:
-        command = [sys.executable, __file__, "--input", options.input, "--vocab", options.vocab]
+    with tempfile.TemporaryDirectory() as folder:
         for number in range(options.rounds):
             for side in SIDES:
-                arguments = [*command, "--folder", options.folder or temporary, "--side", side]
-                done = subprocess.run(arguments, capture_output=True, text=True, check=False)
-                if done.returncode:
-                    raise SystemExit(done.stderr)
-                result = json.loads(done.stdout.strip().split("\n")[-1])
-                rates[side].append(result["count"] / result["seconds"])
-                peaks[side] = max(peaks[side], result["peak_mb"])
-                print(f"round {number + 1}: {side} {rates[side][-1]:,.0f}", file=sys.stderr, flush=True)
+                rate, peak = call(run_side, side, sorted(glob(options.input)), options.vocab, folder)
+                rates[side].append(rate)
+                peaks[side] = max(peaks[side], peak)
+                print(f"round {number + 1}: {side} {rate:,.0f}", file=sys.stderr, flush=True)
     rows = [
-        {
-            "quantity": text, "rounds": options.rounds, "per_second": statistics.median(rates[side]),
-            "minimum": min(rates[side]), "maximum": max(rates[side]), "peak_mb": peaks[side],
-        }
+        {"quantity": text, "per_second": statistics.median(rates[side]), "peak_mb": peaks[side]}
+        | spread("per_second", rates[side])
         for side, (_, text) in SIDES.items()
     ]  # fmt: skip
     record.set_table("rates", COLUMNS, rows)

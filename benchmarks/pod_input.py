@@ -8,12 +8,10 @@ first SKIPPED ones. Their rate, per second of CPU time of all threads of the pro
 of the host's chips at their peak in model FLOPs, which no step reaches. A host of a TPU pod has more cores.
 """
 
-import argparse
 import itertools
 import json
-import os
 import resource
-import subprocess
+import shutil
 import sys
 import tempfile
 import time
@@ -22,21 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
-from record import Record, add_json_argument
+from processes import call
+from record import Record, make_parser
 
 from bert_jax.config import load_config
-from bert_jax.data.dataset import (
-    INFO_FILE,
-    TOKEN_COUNTS_FILE,
-    PreparedDataset,
-    Shard,
-    array_bytes,
-    digest,
-    file_digest,
-    lengths_file,
-    new_digest,
-)
+from bert_jax.data.dataset import INFO_FILE, PreparedDataset, array_bytes, digest, lengths_file
 from bert_jax.data.loading.loader import Prefetch, TrainLoader, TrainRows
 from bert_jax.model import BertConfig
 from bert_jax.tracking.throughput import PEAK_FLOPS, training_flops
@@ -45,8 +33,7 @@ from bert_jax.training.phases import make_masking, plan_phases
 CONFIG = "bert_large:lamb_v5e"
 PREDICTIONS = {128: 20, 512: 76}
 CHIPS_A_HOST = 4  # of Google's machines for v5e slices of several hosts
-COUNTS = ("documents", "sentences", "tokens", "instances", "random_next")
-INSTANCES, A_SHARD = 2_000_000, 16_384  # of an enlarged dataset
+INSTANCES = 2_000_000  # of an enlarged dataset
 BATCHES, SKIPPED = 32, 8
 MEASURES = ("bert_jax/data", "configs/bert_large.py")
 COLUMNS = {
@@ -63,40 +50,24 @@ COLUMNS = {
 }
 
 
-def enlarge(source: PreparedDataset, folder: Path, instances: int) -> None:
-    """Writes a dataset of some `instances` training instances: copies of those of `source`, with new ids."""
+def enlarge(path: str, output: str) -> None:
+    """Writes a dataset of at least `INSTANCES` training instances: the shards of another one, many times."""
+    source, folder = PreparedDataset(path), Path(output)
     info, split = source.info, source.info.splits["train"]
-    folder.mkdir(parents=True)
-    for path in Path(str(source.folder)).glob("tokenizer*"):
-        (folder / path.name).write_bytes(path.read_bytes())
-    rng, records = np.random.default_rng(0), list[bytes]()
-    for shard in split.shards:
-        records += ArrayRecordReader(f"{source.folder}/{shard.file}").read_all()
-    copies = -(-instances // len(records))
-    numbers, shards = np.arange(copies * len(records)), []
-    for first in range(0, len(numbers), A_SHARD):
-        path = folder / f"train-{first // A_SHARD:05d}.array_record"
-        chosen = numbers[first : first + A_SHARD] % len(records)
-        writer = ArrayRecordWriter(str(path), "group_size:16")
-        content = new_digest()
-        for number, identity in zip(chosen.tolist(), rng.integers(0, 1 << 63, len(chosen)), strict=True):
-            record = identity.tobytes() + records[number][8:]
-            content.update(record)
-            writer.write(record)
-        writer.close()
-        shards.append(Shard(path.name, len(chosen), content.hexdigest(), path.stat().st_size, file_digest(path)))
-    arrays = {
-        lengths_file("train"): np.tile(source.lengths("train"), copies), TOKEN_COUNTS_FILE: source.token_counts(),
-        lengths_file("eval"): np.zeros(0, np.uint16),
-    }  # fmt: skip
-    for name, array in arrays.items():
-        (folder / name).write_bytes(array_bytes(array))
+    copies = -(-INSTANCES // split.instances)
+    shutil.copytree(path, folder, ignore=shutil.ignore_patterns("*.array_record"))
+    lengths = array_bytes(np.tile(source.lengths("train"), copies))
+    (folder / lengths_file("train")).write_bytes(lengths)
+    shards = []
+    for number, shard in itertools.product(range(copies), split.shards):
+        shards.append(replace(shard, file=f"train-{number:05d}-{shard.file}"))
+        shutil.copy(f"{path}/{shard.file}", folder / shards[-1].file)
     splits = {
-        "train": replace(split, shards=tuple(shards), instances=len(numbers)),
-        "eval": replace(split, **dict.fromkeys(COUNTS, 0), shards=()),
+        "train": replace(split, shards=tuple(shards), instances=copies * split.instances),
+        "eval": replace(info.splits["eval"], instances=0, shards=()),
     }
-    digests = {name: digest(array_bytes(array)) for name, array in arrays.items()}
-    enlarged = replace(info, splits=splits, arrays=digests).with_hash()
+    arrays = info.arrays | {lengths_file("train"): digest(lengths)}
+    enlarged = replace(info, splits=splits, arrays=arrays).with_hash()
     (folder / INFO_FILE).write_text(enlarged.to_json(), encoding="utf-8")
 
 
@@ -143,47 +114,27 @@ def peak_rows(seq_len: int) -> float:
     return CHIPS_A_HOST * PEAK_FLOPS["TPU v5e"] / training_flops(model, seq_len, PREDICTIONS[seq_len])
 
 
-def run_side(side: dict[str, Any]) -> dict[str, Any]:
-    """Measures in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--data128=", "--data512=", "--side", json.dumps(side)],
-        stdout=subprocess.PIPE, text=True, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    return json.loads(done.stdout)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "pod_input")
     parser.add_argument("--data128", required=True)
     parser.add_argument("--data512", required=True)
     parser.add_argument("--work", help="folder of the enlarged datasets; default: a temporary one")
-    parser.add_argument("--side", help=argparse.SUPPRESS)
-    add_json_argument(parser, "pod_input")
     options = parser.parse_args()
-    if options.side:
-        print(json.dumps(measure(**json.loads(options.side))))
-        return
-    result = Record(options.json, MEASURES)
+    result, rows = Record(options.json, MEASURES), []
     with tempfile.TemporaryDirectory() as temporary:
-        work = Path(options.work or temporary)
         enlarged = []
-        for phase, source in enumerate((options.data128, options.data512)):
-            enlarged.append(work / f"phase{phase}")
-            if not (enlarged[-1] / "dataset.json").exists():
-                print(f"enlarging {source} ...", file=sys.stderr, flush=True)
-                enlarge(PreparedDataset(source), enlarged[-1], INSTANCES)
-        rows = []
+        for source in (options.data128, options.data512):
+            enlarged.append(Path(options.work or temporary) / f"phase{len(enlarged)}")
+            if not (enlarged[-1] / INFO_FILE).exists():
+                call(enlarge, source, enlarged[-1])
         for phase, packing, chips in itertools.product((0, 1), (False, True), (256, 1024)):
-            row = run_side({"data": str(enlarged[phase]), "phase": phase, "chips": chips, "packing": packing})
+            row = call(measure, enlarged[phase], phase, chips, packing, OMP_NUM_THREADS="1")
             row["peak_rows"] = peak_rows(row["seq_len"])
             row["times"] = row["rows_per_second"] / row["peak_rows"]
             rows.append(row)
             print(json.dumps(row), file=sys.stderr, flush=True)
             result.set_table("rates", COLUMNS, rows)
-        result.set_values(
-            least_times=min(row["times"] for row in rows), peak_mib=max(row["peak_mib"] for row in rows),
-            chips_a_host=CHIPS_A_HOST, batches=BATCHES,
-        )  # fmt: skip
+    result.set_values(chips_a_host=CHIPS_A_HOST)
     print(result.render("rates"))
 
 

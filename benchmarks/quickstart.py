@@ -6,7 +6,6 @@ An existing folder is deleted first. The bits are those of two cores; with anoth
 otherwise.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from record import REPOSITORY, Record, add_json_argument
+from record import REPOSITORY, Record, make_parser
 
 MEASURES = (
     "bert_jax",
@@ -36,9 +35,8 @@ COLUMNS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "quickstart")
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "runs" / "quickstart", help="output")
-    add_json_argument(parser, "quickstart")
     options = parser.parse_args()
     record = Record(options.json, MEASURES)
     shutil.rmtree(options.folder, ignore_errors=True)

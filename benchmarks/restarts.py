@@ -1,8 +1,8 @@
 """Measures the cost of preemption: a real run that is killed repeatedly, and a simulated run of days.
 
-    benchmarks/restarts.py [--processes 2] [--kills 5] [--every 60]
+    python benchmarks/restarts.py [--kills 5] [--every 60]
 
-BERT-Mini trains on the English that Python carries, in `--processes` processes under `launch/local_cluster.sh`. One of
+BERT-Mini trains on the English that Python carries, in two processes under `launch/local_cluster.sh`. One of
 them is killed with SIGKILL, the others detect it, all end, and the same command is rerun. The benchmark measures the
 seconds from the kill to the first step of the resumed run, and the part of them spent on compiling the step (from the
 second time on, it is in JAX's compilation cache). It also measures the share of useful time: the time that an
@@ -13,7 +13,6 @@ intervals. A kill costs the restart and the steps since the newest checkpoint. A
 run.
 """
 
-import argparse
 import json
 import os
 import random
@@ -23,15 +22,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-from record import REPOSITORY, Record, add_json_argument
+from processes import BERT_JAX, prepare_dataset
+from record import REPOSITORY, Record, make_parser
 
-ROOT = Path(__file__).parents[1]
-CLUSTER = ROOT / "launch" / "local_cluster.sh"
+PROCESSES = 2
 SAVE_EVERY = 10  # steps
 MEASURES = ("bert_jax/runtime", "bert_jax/training")
 COLUMNS = {
@@ -42,50 +39,35 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
-class Measured:
-    restarts: list[float]  # seconds from a kill to the next step
-    compiling: list[float]  # seconds of `restarts` spent on compilation
-    step: float  # seconds, undisturbed
-    wall: float  # seconds of the whole run
-    steps: int
-
-
 def prepare(folder: Path) -> Path:
-    text, vocabulary, data = folder / "text", folder / "tokenizer.json", folder / "data"
+    text = folder / "text"
     subprocess.run([sys.executable, REPOSITORY / "launch" / "python_docs.py", text, "python"], check=True)
-    cli = [sys.executable, "-m", "bert_jax.cli"]
-    subprocess.run([*cli, "vocab", "--input", text, "--output", vocabulary, "--size", "4000"], check=True)
-    command = ["prepare", "--input", text, "--vocab", vocabulary, "--output", data, "--seq_len", "128"]
-    subprocess.run([*cli, *command], check=True, stdout=subprocess.DEVNULL)
-    return data
+    return prepare_dataset(folder, text, ("--input", text, "--size", 4000), "--seq_len", 128)
 
 
 class Attempt:
     """One attempt of the run; it resumes from the newest checkpoint."""
 
-    def __init__(self, data: Path, workdir: Path, processes: int, steps: int):
-        self.compiling: float | None = None
-        cache = {"JAX_COMPILATION_CACHE_DIR": str(data.parent / "compiled")}
-        self._rows = workdir / "metrics.jsonl"
+    def __init__(self, data: Path, workdir: Path, steps: int):
+        cache = str(data.parent / "compiled")
+        self._rows, self._log = workdir / "metrics.jsonl", Path(f"{workdir}.log")
         settings = {
             "data.path": data, "total_steps": steps, "global_batch_size": 16, "log_every_steps": 1, "eval_batches": 0,
             "checkpoint.every_steps": SAVE_EVERY, "optimizer.warmup_steps": 10,
         }  # fmt: skip
-        self.process = subprocess.Popen(
-            [str(CLUSTER), str(processes), sys.executable, "-m", "bert_jax.cli", "pretrain", "--config=bert_mini",
-             f"--workdir={workdir}", *(f"--config.{key}={value}" for key, value in settings.items())],
-            stderr=subprocess.PIPE, text=True, env={**os.environ, "JAX_PLATFORMS": "cpu", **cache},
-        )  # fmt: skip
-        self._log: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        command = [
+            REPOSITORY / "launch" / "local_cluster.sh", str(PROCESSES), *BERT_JAX, "pretrain", "--config=bert_mini",
+            f"--workdir={workdir}", *(f"--config.{key}={value}" for key, value in settings.items()),
+        ]  # fmt: skip
+        environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": cache}
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(command, stderr=log, env=environment)
 
-    def _read(self) -> None:
-        for line in self.process.stderr:
-            self._log.append(line)
-            if found := re.search(r"Step \d+: started after ([\d.]+) s\b", line):
-                self.compiling = float(found[1])
+    @property
+    def compiling(self) -> float | None:
+        """Seconds of compilation, once the first step has started."""
+        found = re.search(r"Step \d+: started after ([\d.]+) s\b", self._log.read_text())
+        return float(found[1]) if found else None
 
     def last_step(self) -> int:
         try:
@@ -106,27 +88,32 @@ class Attempt:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         os.kill(int(children[-1]), signal.SIGKILL)
 
-    def end(self) -> int:
-        status = self.process.wait()
-        self._reader.join(timeout=5)
-        return status
+    def finish(self) -> None:
+        """Waits for the end of a run that is not killed."""
+        if status := self.process.wait():
+            raise RuntimeError(f"the run ended with status {status}:\n{self._log.read_text()[-2000:]}")
 
 
-def undisturbed(data: Path, workdir: Path, processes: int) -> float:
+def undisturbed(data: Path, workdir: Path) -> float:
     """Returns the seconds per step, including checkpoints."""
-    attempt = Attempt(data, workdir, processes, 60)
+    attempt = Attempt(data, workdir, 60)
     attempt.wait_for_step(20)
     began, first = time.monotonic(), attempt.last_step()
     attempt.wait_for_step(60)
     seconds = (time.monotonic() - began) / (60 - first)
-    assert attempt.end() == 0
+    attempt.finish()
     return seconds
 
 
-def disturbed(data: Path, workdir: Path, processes: int, kills: int, every: float, step: float) -> Measured:
-    steps = round((kills + 0.5) * every / step)
+def disturbed(
+    data: Path, workdir: Path, kills: int, every: float, steps: int
+) -> tuple[list[float], list[float], float]:
+    """Kills a run `kills` times after `every` seconds.
+
+    Returns the seconds from each kill to the next step, those of them that were compilation, and those of the run.
+    """
     restarts, compiling = [], []
-    attempt = Attempt(data, workdir, processes, steps)
+    attempt = Attempt(data, workdir, steps)
     attempt.wait_for_step(1)
     began = time.monotonic()
     for _ in range(kills):
@@ -134,24 +121,19 @@ def disturbed(data: Path, workdir: Path, processes: int, kills: int, every: floa
         assert attempt.process.poll() is None, "the run ended before it was killed: it was faster than undisturbed"
         killed = time.monotonic()
         attempt.kill_one()
-        attempt.end()
-        attempt = Attempt(data, workdir, processes, steps)
+        attempt.process.wait()
+        attempt = Attempt(data, workdir, steps)
         # A resumed run drops the rows past its checkpoint; only after that the next row is a new step.
         while attempt.compiling is None and attempt.process.poll() is None:
             time.sleep(0.02)
-        newest = attempt.last_step()
-        assert attempt.wait_for_step(newest + 1), "the run did not resume"
+        assert attempt.wait_for_step(attempt.last_step() + 1), "the run did not resume"
         restarts.append(time.monotonic() - killed)
         compiling.append(attempt.compiling or 0.0)
-        print(
-            f"killed and resumed after {restarts[-1]:.1f} s, of which {compiling[-1]:.1f} s were compilation",
-            flush=True,
-        )
+        print(f"resumed after {restarts[-1]:.1f} s, of which {compiling[-1]:.1f} s were compilation", flush=True)
     attempt.wait_for_step(steps)
     wall = time.monotonic() - began
-    status = attempt.end()
-    assert status == 0, f"the run ended with {status}"
-    return Measured(restarts, compiling, step, wall, steps)
+    attempt.finish()
+    return restarts, compiling, wall
 
 
 def simulate(useful: float, restart: float, between: float, save: float, *, jitter: bool, seed: int = 0) -> float:
@@ -173,44 +155,33 @@ def simulate(useful: float, restart: float, between: float, save: float, *, jitt
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=2)
+    parser = make_parser(__doc__, "restarts")
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--every", type=float, default=60.0, help="seconds of steps between kills")
-    add_json_argument(parser, "restarts")
     options = parser.parse_args()
     record = Record(options.json, MEASURES)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         data = prepare(folder)
-        step = undisturbed(data, folder / "undisturbed", options.processes)
+        step = undisturbed(data, folder / "undisturbed")
         print(f"undisturbed: {step:.3f} s per step", flush=True)
-        measured = disturbed(data, folder / "run", options.processes, options.kills, options.every, step)
-    restart = statistics.median(measured.restarts)
-    compiling = statistics.median(measured.compiling)
-    share = measured.steps * measured.step / measured.wall
-    again = simulate(
-        measured.steps * measured.step, restart, options.every, SAVE_EVERY * measured.step, jitter=False
-    )  # fmt: skip
-    print(f"\n{len(measured.restarts)} kills, {options.processes} processes, a checkpoint every {SAVE_EVERY} steps")
-    print(f"from the kill to the next step, median: {restart:.1f} s, {restart - compiling:.1f} s without compilation")
-    print(f"longest: {max(measured.restarts):.1f} s")
-    print(f"useful share of {measured.wall:.0f} s: {share:.1%}; simulated with the same numbers: {again:.1%}\n")
-    print("Simulated, 30 days of steps with a kill every 30 minutes on average:\n")
+        steps = round((options.kills + 0.5) * options.every / step)
+        restarts, compiling, wall = disturbed(data, folder / "run", options.kills, options.every, steps)
+    restart, useful = statistics.median(restarts), steps * step
+    again = simulate(useful, restart, options.every, SAVE_EVERY * step, jitter=False)
     month = 30 * 24 * 3600.0
-    restarts = {"as_measured": restart, "after_60_s": 60.0, "after_180_s": 180.0}
+    seconds = {"as_measured": restart, "after_60_s": 60.0, "after_180_s": 180.0}
     rows = [
-        {"save_seconds": save}
-        | {name: simulate(month, seconds, 1800, save, jitter=True) for name, seconds in restarts.items()}
+        {"save_seconds": save} | {name: simulate(month, one, 1800, save, jitter=True) for name, one in seconds.items()}
         for save in (30, 60, 120, 300, 600)
     ]
     record.set_table("simulated", COLUMNS, rows)
     record.set_values(
-        kills=len(measured.restarts), processes=options.processes, step_seconds=step, restart_seconds=restart,
-        longest_restart_seconds=max(measured.restarts), compiling_seconds=compiling, wall_seconds=measured.wall,
-        useful_share=share, simulated_useful_share=again,
+        kills=options.kills, processes=PROCESSES, step_seconds=step, restart_seconds=restart,
+        longest_restart_seconds=max(restarts), compiling_seconds=statistics.median(compiling), wall_seconds=wall,
+        useful_share=useful / wall, simulated_useful_share=again,
     )  # fmt: skip
-    print(record.render("simulated"))
+    print(json.dumps(record.content["values"], indent=1), record.render("simulated"), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ FLOPs at the peak of the chip. The optimizer, all collectives and transfers to t
 the first is short, and the publications overlap the others with the products.
 """
 
-import argparse
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu import splash_attention as splash
-from record import Record, add_json_argument
+from record import Record, make_parser
 
 from bert_jax.ahead_of_time.compiled_step import estimate_time, open_target
 from bert_jax.tracking.throughput import peak_flops
@@ -148,10 +147,8 @@ def step_seconds(device: Any, step: Decoder) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_json_argument(parser, "tpu_calibration")
     measures = [f"bert_jax/ahead_of_time/{name}.py" for name in ("compiled_step", "hlo")]
-    record = Record(parser.parse_args().json, measures, ["libtpu"])
+    record = Record(make_parser(__doc__, "tpu_calibration").parse_args().json, measures, ["libtpu"])
     shape = partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
     rows: list[dict] = []
     for chip, topology in TOPOLOGIES.items():

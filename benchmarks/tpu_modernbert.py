@@ -8,12 +8,11 @@ nine products of the kernel for each block of L x L, at the peak of matrix units
 that is stopped continues with the first command that lacks rows of this code.
 """
 
-import argparse
 import json
-import subprocess
-import sys
+from functools import partial
 
-from record import Record, add_json_argument
+from processes import bert_jax
+from record import Record, make_parser
 
 from bert_jax.ahead_of_time.compiled_step import open_target
 from bert_jax.config import load_config
@@ -62,39 +61,29 @@ def kernel_seconds(tokens: int, device_kind: str) -> float:
     return flops / (peak_flops(device_kind) * head / 128)
 
 
-def measure(command: str, model: str) -> dict:
-    done = subprocess.run(
-        [sys.executable, "-m", "bert_jax.cli", *command.split()[1:], "--json"],
-        stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
-    (phase,) = json.loads(done.stdout)["phases"]
-    seconds, rows, tokens = phase["estimate"]["seconds"], phase["rows_per_device"], phase["seq_len"]
-    kernel = (
-        rows * kernel_seconds(tokens, open_target(phase["topology"]).devices[0].device_kind) if "," in model else 0.0
-    )
-    mfu = phase["estimate"]["mfu"] * seconds / (seconds + kernel)
-    seconds += kernel
+def measure(command: str, model: str) -> list[dict]:
+    (phase,) = json.loads(bert_jax(*command.split()[1:], "--json"))["phases"]
+    rows, tokens, chip = phase["rows_per_device"], phase["seq_len"], open_target(phase["topology"]).devices[0]
+    kernel = rows * kernel_seconds(tokens, chip.device_kind) if "," in model else 0.0
+    seconds = phase["estimate"]["seconds"] + kernel
+    mfu = phase["estimate"]["mfu"] * phase["estimate"]["seconds"] / seconds
     sent = {kind: sum(one["bytes"] for one in phase["collectives"] if kind in one["kind"]) for kind in
             ("reduce", "gather")}  # fmt: skip
-    return {
+    return [{
         "command": command, "model": model, "topology": phase["topology"],
         "rows": rows, "tokens": tokens, "peak_gib": phase["peak_bytes"] / 2**30, "hbm_gib": phase["hbm_bytes"] / 2**30,
         "reduced_mib": sent["reduce"] / 2**20, "gathered_mib": sent["gather"] / 2**20, "step_ms": 1e3 * seconds,
         "mfu": mfu, "kernel_ms": 1e3 * kernel, "tokens_per_second": rows * tokens / seconds,
-    }  # fmt: skip
+    }]  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "tpu_modernbert")
     parser.add_argument("--only", default="", metavar="TEXT", help="commands that contain the text, such as v5p")
-    add_json_argument(parser, "tpu_modernbert")
     options = parser.parse_args()
     record = Record(options.json, MEASURES, packages=("libtpu",))
-    rows = {row["command"]: row for row in record.earlier("steps")}
-    for command in (command for command in COMMANDS if options.only in command):
-        if rows.get(command, {}).get("code") != record.stamp["code"]:
-            rows[command] = measure(command, COMMANDS[command]) | record.stamp
-        record.set_table("steps", COLUMNS, (rows[command] for command in COMMANDS if command in rows))
+    works = {(command,): partial(measure, command, model) for command, model in COMMANDS.items()}
+    record.fill("steps", COLUMNS, ["command"], works, options.only)
     print(record.render("steps"))
 
 

@@ -19,9 +19,9 @@ A peer that does not fit is compiled with half of the rows. One that is absent i
 run that is stopped continues with the first step that lacks a row of this code.
 """
 
-import argparse
 import functools
 import importlib
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import PartitionSpec as P
-from record import Record, add_json_argument
+from record import Record, make_parser
 
 from bert_jax.ahead_of_time.compiled_step import compile_step, estimate_time, open_target, out_of_memory
 from bert_jax.ahead_of_time.hlo import read_collectives, read_parts
@@ -248,33 +248,29 @@ def make_row(name: str, seq_len: int, rows: int, estimate: dict, products: float
     }  # fmt: skip
 
 
+def measure(name: str, target: Any, seq_len: int) -> list[dict]:
+    """Returns the row of a step, or none if its project is absent."""
+    try:
+        return [own_row(target, seq_len) if name == "bert_jax" else peer_row(name, target, seq_len)]
+    except ImportError as error:
+        print(f"{name} is left out: {error}", flush=True)
+        return []
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "tpu_peers")
     parser.add_argument("--scenic", type=Path, metavar="FOLDER", help="a clone of google-research/scenic")
     parser.add_argument("--packages", type=Path, metavar="FOLDER", help="where pip installed the packages above")
-    add_json_argument(parser, "tpu_peers")
     arguments = parser.parse_args()
     sys.path[:0] = [str(folder) for folder in (arguments.packages, arguments.scenic) if folder]
-    record = Record(arguments.json, MEASURES, ["libtpu"], command=COMMAND)
-    target = open_target(TOPOLOGY)
-    rows = [row for row in record.earlier("steps") if row["code"] == record.content["code"]["digest"]]
-    for seq_len in SHAPES:
-        for name in ("bert_jax", *PEERS):
-            if any((row["program"], row["seq_len"]) == (name, seq_len) for row in rows):
-                continue
-            try:
-                row = own_row(target, seq_len) if name == "bert_jax" else peer_row(name, target, seq_len)
-            except ImportError as error:
-                print(f"{name} is left out: {error}", flush=True)
-                continue
-            print(row, flush=True)
-            rows.append(row | record.stamp)
-            own = {row["seq_len"]: row["sequences_per_second"] for row in rows if row["program"] == "bert_jax"}
-            rows = [row | {"ratio": own[row["seq_len"]] / row["sequences_per_second"]} for row in rows]
-            record.set_table("steps", COLUMNS, rows)
-            for tokens in own:
-                ratios = [row["ratio"] for row in rows if row["seq_len"] == tokens and row["program"] != "bert_jax"]
-                record.set_values(**{f"least_ratio_{tokens}": min(ratios, default=None)})
+    record, target = Record(arguments.json, MEASURES, ["libtpu"], command=COMMAND), open_target(TOPOLOGY)
+    steps = itertools.product(SHAPES, ("bert_jax", *PEERS))
+    works = {(name, seq_len): functools.partial(measure, name, target, seq_len) for seq_len, name in steps}
+    rows = record.fill("steps", COLUMNS, ["program", "seq_len"], works)
+    own = {row["seq_len"]: row["sequences_per_second"] for row in rows if row["program"] == "bert_jax"}
+    for row in rows:
+        row["ratio"] = own[row["seq_len"]] / row["sequences_per_second"]
+    record.set_table("steps", COLUMNS, rows)
     print(record.render("steps"))
 
 

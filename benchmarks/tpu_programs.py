@@ -6,7 +6,6 @@ Requires the tpu-aot extra and no TPU. Each row is written to the JSON as soon a
 continues with the first program that lacks a row of this code.
 """
 
-import argparse
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
-from record import Record, add_json_argument
+from record import Record, make_parser
 
 from bert_jax.ahead_of_time.compiled_step import open_target, out_of_memory
 from bert_jax.batch import pretraining_shapes
@@ -198,9 +197,8 @@ def rows_of(config_name: str, topology: str, rows: dict[tuple[str, str, str], di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "tpu_programs")
     parser.add_argument("--only", default="", metavar="TOPOLOGY", help="one of " + ", ".join(TOPOLOGIES))
-    add_json_argument(parser, "tpu_programs")
     options = parser.parse_args()
     record = Record(options.json, MEASURES, packages=("libtpu",))
     rows = {(row["config"], row["topology"], row["program"]): row for row in record.earlier("programs")}

@@ -11,12 +11,11 @@ slice is a torus along an axis of 16 chips, and the others along an axis that is
 twice as long.
 """
 
-import argparse
 import json
-import subprocess
-import sys
+from functools import partial
 
-from record import Record, add_json_argument
+from processes import bert_jax
+from record import Record, make_parser
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -95,37 +94,22 @@ def ring_seconds(collective: dict, topology: str) -> float:
     return collective["bytes"] * (2 if collective["kind"] == "all-reduce" else 1) / speed
 
 
+def compile_command(command: str) -> list[dict]:
+    """Returns the rows of a command's phases. Its status is 2 if a phase does not fit; the row says so."""
+    phases = json.loads(bert_jax(*command.split()[1:], "--json", statuses=(0, 2)))["phases"]
+    return [make_row(found, command) for found in phases]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--only", default="", metavar="CHIP", help="v4, v5e, v5p, v6e or tpu7x, or a topology such as v5e:4x4"
-    )
-    add_json_argument(parser, "tpu_time")
+    parser = make_parser(__doc__, "tpu_time")
+    parser.add_argument("--only", default="", metavar="TEXT", help="commands that contain the text, such as v5e:4x4")
     options = parser.parse_args()
     record = Record(options.json, MEASURES, packages=("libtpu",))
-    rows: dict[str, list[dict]] = {command: [] for command in COMMANDS}
-    for row in record.earlier("topologies"):
-        rows.setdefault(row["command"], []).append(row)
-    failed = []
-    for command in COMMANDS:
-        current = bool(rows[command]) and all(row.get("code") == record.stamp["code"] for row in rows[command])
-        if current or (options.only and f"--topology={options.only}" not in command):
-            continue
-        print(f"{command} ...", file=sys.stderr, flush=True)
-        done = subprocess.run(
-            [sys.executable, "-m", "bert_jax.cli", *command.split()[1:], "--json"],
-            stdout=subprocess.PIPE, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode not in (0, 2):  # 2: a phase does not fit; its row says so
-            failed.append(f"{command}: status {done.returncode}")
-            continue
-        rows[command] = [make_row(found, command) | record.stamp for found in json.loads(done.stdout)["phases"]]
-        record.set_table("topologies", COLUMNS, (row for command in COMMANDS for row in rows[command]))
-    record.set_table("topologies", COLUMNS, (row for command in COMMANDS for row in rows[command]))
-    record.set_values(minutes_on_1024_chips=60 * sum(row.get("hours", 0) for row in rows[THOUSAND]))
+    works = {(command,): partial(compile_command, command) for command in COMMANDS}
+    rows = record.fill("topologies", COLUMNS, ["command"], works, options.only)
+    minutes = 60 * sum(row.get("hours", 0) for row in rows if row["command"] == THOUSAND)
+    record.set_values(minutes_on_1024_chips=minutes)
     print(record.render("topologies"))
-    if failed:
-        raise SystemExit("not compiled, earlier rows kept:\n" + "\n".join(failed))
 
 
 if __name__ == "__main__":
