@@ -42,18 +42,14 @@ ROWS, CHECKPOINT, EXPORTED = "rows.jsonl", "checkpoint", "huggingface"
 
 def prepare(folder: Path, data: Path, examples: int) -> int:
     """Writes the rows and the model, as a checkpoint and as a folder of `transformers`; returns its parameters."""
-    import jax
-    from etils import epath
+    from random_model import write_random_model
 
     from bert_jax.config import load_config
     from bert_jax.finetuning.task import BadRows
     from bert_jax.finetuning.tasks.text import GlueTask
-    from bert_jax.interop import huggingface
-    from bert_jax.model import BertConfig, initialize, parameter_count
-    from bert_jax.model.bert import HEADS
+    from bert_jax.model import BertConfig, parameter_count
     from bert_jax.sections import to_dict
     from bert_jax.text.conversion import convert_vocabulary
-    from bert_jax.training.checkpoints import open_checkpoint, save_parameters
 
     folder.mkdir()
     task = GlueTask.of(TASK)
@@ -66,11 +62,7 @@ def prepare(folder: Path, data: Path, examples: int) -> int:
             file.write(json.dumps({"text": row.text_a, "text_pair": row.text_b, "label": label}) + "\n")
     tokenizer = convert_vocabulary(str(data / "vocab" / "bert-base-uncased-vocab.txt"))
     config = BertConfig(**{**to_dict(load_config(MODEL).model), "vocab_size": tokenizer.vocab_size})
-    _, parameters = jax.jit(lambda: initialize(config, jax.random.key(0)))()
-    save_parameters(
-        epath.Path(folder / CHECKPOINT), parameters, bert_config=config, tokenizer=tokenizer, heads=HEADS
-    )  # fmt: skip
-    huggingface.export(open_checkpoint(str(folder / CHECKPOINT)), str(folder / EXPORTED))
+    write_random_model(folder, config, tokenizer)
     return parameter_count(config)
 
 

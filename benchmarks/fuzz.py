@@ -12,7 +12,6 @@ Each reader gets inputs for `--seconds`, in a process of its own. Ends with stat
 
 import argparse
 import hashlib
-import json
 import logging
 import os
 import random
@@ -31,7 +30,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 
 from fuzzed.mutations import mutate
 from fuzzed.targets import TARGETS
-from record import Record, add_json_argument
+from processes import call
+from record import Record, make_parser
 
 from bert_jax.errors import BertJaxError
 
@@ -54,8 +54,9 @@ class TooSlowError(BaseException):
     """An input took too long; no `except Exception` of a reader catches it."""
 
 
-def fuzz(name: str, seconds: float, seed: int, findings: Path) -> dict[str, Any]:
+def fuzz(name: str, seconds: float, seed: int, findings: str) -> dict[str, Any]:
     """Has a reader read damaged files in this process; returns its row."""
+    logging.disable(logging.CRITICAL)
     target, rng = TARGETS[name], random.Random(f"{name} {seed}")
     seeds = target.seeds()
     row = {"target": name, "inputs": 0, "accepted": 0, "findings": 0, "slowest_ms": 0.0, "memory_mib": 0.0}
@@ -65,7 +66,7 @@ def fuzz(name: str, seconds: float, seed: int, findings: Path) -> dict[str, Any]
         frames = traceback.extract_tb(error.__traceback__)
         frame = next((frame for frame in reversed(frames) if "bert_jax" in frame.filename), None)
         place = f"{name} {type(error).__name__}" + (f" {frame.filename}:{frame.lineno}" if frame else "")
-        path = findings / hashlib.sha256(place.encode()).hexdigest()[:16]
+        path = Path(findings) / hashlib.sha256(place.encode()).hexdigest()[:16]
         if not path.with_suffix(".txt").exists():
             row["findings"] += 1
             path.with_suffix(".input").write_bytes(content)
@@ -111,32 +112,26 @@ def _raise_too_slow(*_: object) -> None:
 
 def fuzz_in_child(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the row of a reader in a process of its own; the end of the process by a signal is a finding."""
-    command = [sys.executable, __file__, "--in_child", "--targets", name, f"--seconds={options.seconds}"]
-    command += [f"--seed={options.seed}", f"--folder={options.folder}"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode > 0:
-        raise RuntimeError(f"{name}: the valid file could not be read")
-    print(f"{name}: {f'ended by signal {-done.returncode}' if done.returncode else done.stdout.strip()}", flush=True)
     died = {"target": name, "inputs": 0, "findings": 1, "slowest_ms": 0.0, "memory_mib": 0.0, "accepted_share": 0.0}
-    return died if done.returncode else json.loads(done.stdout)
+    try:
+        row = call(fuzz, name, options.seconds, options.seed, options.folder / "findings")
+    except subprocess.CalledProcessError as error:
+        if error.returncode > 0:
+            raise RuntimeError(f"{name}: the valid file could not be read") from error
+        row = died | {"signal": -error.returncode}
+    print(row, flush=True)
+    return row
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> int:
+    parser = make_parser(__doc__, "fuzz")
     parser.add_argument("--seconds", type=float, default=120, help="of each reader")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("runs/fuzz"))
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS), metavar="TARGET")
-    parser.add_argument("--in_child", action="store_true", help=argparse.SUPPRESS)
-    add_json_argument(parser, "fuzz")
-    options = parser.parse_args(arguments)
-    findings = options.folder / "findings"
-    if options.in_child:
-        logging.disable(logging.CRITICAL)
-        print(json.dumps(fuzz(options.targets[0], options.seconds, options.seed, findings)))
-        return 0
-    findings.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args()
+    (options.folder / "findings").mkdir(parents=True, exist_ok=True)
     record = Record(options.json, MEASURES)
     with ThreadPoolExecutor(options.jobs) as threads:
         rows = list(threads.map(lambda name: fuzz_in_child(name, options), options.targets))

@@ -2,24 +2,43 @@
 
 import functools
 import gzip
+import io
 import json
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import sentencepiece
+from etils import epath
+from pyarrow import parquet
+from random_model import write_random_model
 
+from bert_jax.config import load_config
+from bert_jax.data import records
+from bert_jax.data.corpora import corpus
+from bert_jax.data.dataset import PreparedDataset
+from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
 from bert_jax.errors import InputError
+from bert_jax.finetuning.task import BadRows
+from bert_jax.finetuning.tasks.choice import ChoiceTask
+from bert_jax.finetuning.tasks.ner import NerTask, entity_scores
+from bert_jax.finetuning.tasks.squad_files import read_questions
+from bert_jax.finetuning.tasks.text import GlueTask, TextTask
+from bert_jax.interop.importing import open_source, open_tokenizer
+from bert_jax.interop.weights import open_weights
+from bert_jax.model import BertConfig
+from bert_jax.text.conversion import convert_vocabulary
+from bert_jax.text.wordpiece import wordpiece_tokenizer
+from bert_jax.tracking.metrics import read_metrics
+from bert_jax.tracking.report import write_report
+from bert_jax.training.checks import check_config
 
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(chr, range(97, 123)), *(f"##{c}" for c in "aeiourst"))
 TEXTS = ("A film that I liked.", "Not so good, é.", "naïve\u2028 text 12")
-MODEL = {
-    "vocab_size": len(VOCABULARY), "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "intermediate_size": 16, "hidden_act": "gelu", "max_position_embeddings": 16, "type_vocab_size": 2,
-    "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "model_type": "bert",
-    "architectures": ["BertForPreTraining"],
-}  # fmt: skip
+SHARD = "train-00000-of-00001.array_record"
 
 
 @dataclass(frozen=True)
@@ -39,13 +58,7 @@ class Target:
     prepare: Callable[[Path], None] = lambda folder: None
 
 
-def _documents(path: Path, **options: Any) -> None:
-    from bert_jax.data.corpora.corpus import CorpusOptions, plan, read
-
-    chosen = CorpusOptions(**options)
-    for piece in plan([str(path)], chosen):
-        for _ in read(piece, chosen):
-            pass
+# --- Seeds ------------------------------------------------------------------------------------------------------------
 
 
 def _encoded(*texts: str) -> list[bytes]:
@@ -53,9 +66,6 @@ def _encoded(*texts: str) -> list[bytes]:
 
 
 def _parquet() -> list[bytes]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
     found = []
     for compression in ("snappy", "none"):
         sink = pa.BufferOutputStream()
@@ -66,10 +76,6 @@ def _parquet() -> list[bytes]:
 
 @functools.cache
 def _sentencepiece() -> list[bytes]:
-    import io
-
-    import sentencepiece
-
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([f"{a} {b} {c}" for a in VOCABULARY[5:] for b in "xyz" for c in TEXTS]),
@@ -80,58 +86,6 @@ def _sentencepiece() -> list[bytes]:
     return [model.getvalue()]
 
 
-def _vocabulary(path: Path) -> None:
-    from bert_jax.text.conversion import convert_vocabulary
-
-    tokenizer = convert_vocabulary(str(path))
-    tokenizer.encode_batch(list(TEXTS))
-
-
-def _overrides(path: Path) -> None:
-    from bert_jax.config import load_config
-    from bert_jax.training.checks import check_config
-
-    lines = path.read_bytes().decode("utf-8", "replace").split("\n")
-    config = load_config("bert_tiny", [(key, value) for key, _, value in (line.partition("=") for line in lines)])
-    check_config(config, config.total_steps)
-
-
-def _rows(path: Path) -> None:
-    from bert_jax.finetuning.task import BadRows
-    from bert_jax.finetuning.tasks.text import TextTask
-
-    TextTask().read_training(str(path), BadRows())
-
-
-def _glue(path: Path) -> None:
-    from bert_jax.finetuning.task import BadRows
-    from bert_jax.finetuning.tasks.text import GlueTask
-
-    GlueTask.of("mrpc").read(str(path), BadRows(), split="dev")
-
-
-def _conll(path: Path) -> None:
-    from bert_jax.finetuning.task import BadRows
-    from bert_jax.finetuning.tasks.ner import NerTask, entity_scores
-
-    tags = [sentence.tags or () for sentence in NerTask().read(str(path), BadRows())]
-    entity_scores(tags, tags)
-
-
-def _squad(path: Path) -> None:
-    from bert_jax.finetuning.task import BadRows
-    from bert_jax.finetuning.tasks.squad_files import read_questions
-
-    read_questions(path, BadRows(), training=True)
-
-
-def _choices(path: Path) -> None:
-    from bert_jax.finetuning.task import BadRows
-    from bert_jax.finetuning.tasks.choice import ChoiceTask
-
-    ChoiceTask().read(str(path), BadRows())
-
-
 def _squad_json() -> list[bytes]:
     answer = {"text": "film", "answer_start": 2}
     question = {"id": "q1", "question": "What is it?", "answers": [answer], "is_impossible": False}
@@ -139,138 +93,42 @@ def _squad_json() -> list[bytes]:
     return [json.dumps({"version": "v2.0", "data": [article, article]}).encode()]
 
 
-def _open_model(path: Path) -> None:
-    from bert_jax.interop.importing import open_source
-
-    open_source(str(path.parent))
-
-
-def _read_weights(path: Path) -> None:
-    from etils import epath
-
-    from bert_jax.interop.weights import open_weights
-
-    for weight in open_weights(epath.Path(path)).values():
-        weight.read()
-
-
-def _model_folder(folder: Path) -> None:
-    (folder / "config.json").write_text(json.dumps(MODEL))
-    (folder / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
-    (folder / "tokenizer_config.json").write_text('{"do_lower_case": true}')
-    (folder / "model.safetensors").write_bytes(_safetensors()[0])
-
-
 @functools.cache
-def _safetensors() -> list[bytes]:
-    from safetensors.numpy import save
-
-    rng = np.random.default_rng(0)
-    hidden, between = MODEL["hidden_size"], MODEL["intermediate_size"]
-    shapes: dict[str, tuple[int, ...]] = {
-        "bert.embeddings.word_embeddings.weight": (len(VOCABULARY), hidden),
-        "bert.embeddings.position_embeddings.weight": (16, hidden),
-        "bert.embeddings.token_type_embeddings.weight": (2, hidden),
-        "cls.predictions.bias": (len(VOCABULARY),),
-    }
-    layer = "bert.encoder.layer.0."
-    dense = {
-        layer + "attention.self.query": (hidden, hidden), layer + "attention.self.key": (hidden, hidden),
-        layer + "attention.self.value": (hidden, hidden), layer + "attention.output.dense": (hidden, hidden),
-        layer + "intermediate.dense": (between, hidden), layer + "output.dense": (hidden, between),
-        "bert.pooler.dense": (hidden, hidden), "cls.predictions.transform.dense": (hidden, hidden),
-        "cls.seq_relationship": (2, hidden),
-    }  # fmt: skip
-    for name, shape in dense.items():
-        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
-    for name in ("bert.embeddings", layer + "attention.output", layer + "output", "cls.predictions.transform"):
-        shapes |= {f"{name}.LayerNorm.{part}": (hidden,) for part in ("weight", "bias")}
-    return [save({name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}, {"format": "pt"})]
-
-
-def _tokenizer_json() -> list[bytes]:
-    import tokenizers
-    from tokenizers import models, normalizers, pre_tokenizers
-
-    tokenizer = tokenizers.Tokenizer(
-        models.WordPiece({piece: number for number, piece in enumerate(VOCABULARY)}, unk_token="[UNK]")
-    )
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return [tokenizer.to_str().encode()]
-
-
-def _open_tokenizer(path: Path) -> None:
-    from bert_jax.interop.importing import open_tokenizer
-
-    open_tokenizer(str(path.parent))
+def _model() -> dict[str, bytes]:
+    """Returns the files of a small model, as `bert-jax export` writes them."""
+    config = BertConfig(
+        vocab_size=len(VOCABULARY), hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=16,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        write_random_model(Path(folder), config, wordpiece_tokenizer(VOCABULARY, True))
+        return _files(Path(folder, "huggingface"))
 
 
 @functools.cache
 def _dataset() -> dict[str, bytes]:
     """Returns the files of a small dataset."""
-    import tempfile
-
-    from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
-    from bert_jax.text.wordpiece import wordpiece_tokenizer
-
+    lines = (f"{a} {b} is a line of text.\n{b} {a} another one." for a in TEXTS for b in "abcdefgh")
     with tempfile.TemporaryDirectory() as folder:
-        text = Path(folder, "text.txt")
-        text.write_text(
-            "\n".join(f"{a} {b} is a line of text.\n{b} {a} another one." for a in TEXTS for b in "abcdefgh")
-        )
-        output = Path(folder, "data")
+        text, output = Path(folder, "text.txt"), Path(folder, "data")
+        text.write_text("\n".join(lines))
         options = PrepareOptions(seq_len=16, allow_unk=1.0)
         prepare([str(text)], wordpiece_tokenizer(VOCABULARY, True), str(output), options)
-        return {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()}
+        return _files(output)
 
 
-def _write_dataset(folder: Path) -> None:
-    for name, content in _dataset().items():
+def _files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def _write(files: Mapping[str, bytes], folder: Path) -> None:
+    for name, content in files.items():
         (folder / name).write_bytes(content)
 
 
-def _open_dataset(path: Path) -> None:
-    from bert_jax.data.dataset import PreparedDataset
-
-    dataset = PreparedDataset(str(path.parent))
-    dataset.instances("train", np.arange(1))
-
-
-def _read_lengths(path: Path) -> None:
-    from bert_jax.data.dataset import PreparedDataset
-
-    PreparedDataset(str(path.parent)).lengths("train")
-
-
-def _record(path: Path) -> None:
-    from bert_jax.data.records import decode
-
-    try:
-        decode([path.read_bytes()], len(VOCABULARY))
-    except ValueError as error:  # its refusal; the reader of a shard adds the shard's name
-        raise InputError(str(error)) from error
-
-
 def _records() -> list[bytes]:
-    from bert_jax.data.records import make_headers
-
-    headers = make_headers(np.arange(1), np.array([5]), np.array([5]), np.zeros(1, np.uint8))
+    headers = records.make_headers(np.arange(1), np.array([5]), np.array([5]), np.zeros(1, np.uint8))
     return [headers.tobytes() + np.arange(5, 15, dtype=np.uint16).tobytes()]
-
-
-def _metrics(path: Path) -> None:
-    from etils import epath
-
-    from bert_jax.tracking.metrics import read_metrics
-
-    read_metrics(epath.Path(path.parent))
-
-
-def _report(path: Path) -> None:
-    from bert_jax.tracking.report import write_report
-
-    write_report([str(path.parent)], str(path.with_suffix(".html")))
 
 
 _JSON_LINES = "".join(
@@ -294,6 +152,65 @@ _METRICS = "".join(
         {"split": "eval", "mlm_loss": 4.5, "unigram_loss": 7.0, "dev/accuracy": 0.5},
     )
 )
+_OVERRIDES = (
+    "total_steps=1000\noptimizer.learning_rate=1e-4\nmesh.data=-1", "phases=({'steps': 5},)\nseed=3",
+    "data.packing=True\nmodel.hidden_size=64\nobjective.mask_rate=0.3",
+)  # fmt: skip
+
+
+# --- Readers ----------------------------------------------------------------------------------------------------------
+
+
+def _documents(path: Path) -> None:
+    for piece in corpus.plan([str(path)], corpus.CorpusOptions()):
+        for _ in corpus.read(piece, corpus.CorpusOptions()):
+            pass
+
+
+def _vocabulary(path: Path) -> None:
+    convert_vocabulary(str(path)).encode_batch(list(TEXTS))
+
+
+def _overrides(path: Path) -> None:
+    lines = path.read_bytes().decode("utf-8", "replace").split("\n")
+    config = load_config("bert_tiny", [(key, value) for key, _, value in (line.partition("=") for line in lines)])
+    check_config(config, config.total_steps)
+
+
+def _rows(path: Path) -> None:
+    TextTask().read_training(str(path), BadRows())
+
+
+def _conll(path: Path) -> None:
+    tags = [sentence.tags or () for sentence in NerTask().read(str(path), BadRows())]
+    entity_scores(tags, tags)
+
+
+def _weights(path: Path) -> None:
+    for weight in open_weights(epath.Path(path)).values():
+        weight.read()
+
+
+def _instances(path: Path) -> None:
+    PreparedDataset(str(path.parent)).instances("train", np.arange(1))
+
+
+def _record(path: Path) -> None:
+    try:
+        records.decode([path.read_bytes()], len(VOCABULARY))
+    except ValueError as error:  # its refusal; the reader of a shard adds the shard's name
+        raise InputError(str(error)) from error
+
+
+def _model_file(name: str, read: Callable[[str], object]) -> Target:
+    """Returns the reader of a model's folder, one of whose files is damaged."""
+    return Target(name, lambda: [_model()[name]], lambda path: read(str(path.parent)), lambda at: _write(_model(), at))
+
+
+def _dataset_file(name: str, read: Callable[[Path], object] = _instances) -> Target:
+    """Returns the reader of a dataset, one of whose files is damaged."""
+    return Target(name, lambda: [_dataset()[name]], read, lambda folder: _write(_dataset(), folder))
+
 
 TARGETS = {
     "corpus: text": Target("corpus.txt", lambda: _encoded("\n".join(TEXTS), "\n\n".join(TEXTS * 3)), _documents),
@@ -304,33 +221,32 @@ TARGETS = {
     "corpus: Parquet": Target("corpus.parquet", _parquet, _documents),
     "vocabulary: WordPiece": Target("vocab.txt", lambda: _encoded("\n".join(VOCABULARY) + "\n"), _vocabulary),
     "vocabulary: SentencePiece": Target("pieces.model", _sentencepiece, _vocabulary),
-    "tokenizer.json": Target("tokenizer.json", _tokenizer_json, _open_tokenizer, _model_folder),
-    "config overrides": Target(
-        "overrides.txt",
-        lambda: _encoded(
-            "total_steps=1000\noptimizer.learning_rate=1e-4\nmesh.data=-1", "phases=({'steps': 5},)\nseed=3",
-            "data.packing=True\nmodel.hidden_size=64\nobjective.mask_rate=0.3",
-        ),
-        _overrides,
-    ),
+    "tokenizer.json": _model_file("tokenizer.json", open_tokenizer),
+    "config overrides": Target("overrides.txt", lambda: _encoded(*_OVERRIDES), _overrides),
     "task: TSV": Target("task.tsv", lambda: _encoded(_CSV.replace(",", "\t")), _rows),
     "task: CSV": Target("task.csv", lambda: _encoded(_CSV), _rows),
     "task: JSON lines": Target("task.jsonl", lambda: _encoded(_JSON_LINES), _rows),
-    "task: GLUE": Target("dev.tsv", lambda: _encoded(_MRPC), _glue),
-    "task: CoNLL": Target("task.conll", lambda: _encoded(_CONLL), _conll),
-    "task: SQuAD": Target("squad.json", _squad_json, _squad),
-    "task: SWAG": Target("swag.csv", lambda: _encoded(_SWAG), _choices),
-    "model: config.json": Target("config.json", lambda: [json.dumps(MODEL).encode()], _open_model, _model_folder),
-    "model: safetensors": Target("model.safetensors", lambda: _safetensors(), _read_weights),
-    "dataset.json": Target("dataset.json", lambda: [_dataset()["dataset.json"]], _open_dataset, _write_dataset),
-    "dataset: shard": Target(
-        "train-00000-of-00001.array_record", lambda: [_dataset()["train-00000-of-00001.array_record"]], _open_dataset,
-        _write_dataset,
+    "task: GLUE": Target(
+        "dev.tsv", lambda: _encoded(_MRPC), lambda path: GlueTask.of("mrpc").read(str(path), BadRows(), split="dev")
     ),
-    "dataset: lengths": Target(
-        "train-lengths.npy", lambda: [_dataset()["train-lengths.npy"]], _read_lengths, _write_dataset
+    "task: CoNLL": Target("task.conll", lambda: _encoded(_CONLL), _conll),
+    "task: SQuAD": Target("squad.json", _squad_json, lambda path: read_questions(path, BadRows(), training=True)),
+    "task: SWAG": Target(
+        "swag.csv", lambda: _encoded(_SWAG), lambda path: ChoiceTask().read(str(path), BadRows())
+    ),
+    "model: config.json": _model_file("config.json", open_source),
+    "model: safetensors": Target("model.safetensors", lambda: [_model()["model.safetensors"]], _weights),
+    "dataset.json": _dataset_file("dataset.json"),
+    "dataset: shard": _dataset_file(SHARD),
+    "dataset: lengths": _dataset_file(
+        "train-lengths.npy", lambda path: PreparedDataset(str(path.parent)).lengths("train")
     ),
     "dataset: record of an instance": Target("record", _records, _record),
-    "metrics.jsonl": Target("metrics.jsonl", lambda: _encoded(_METRICS), _metrics),
-    "report": Target("metrics.jsonl", lambda: _encoded(_METRICS), _report),
+    "metrics.jsonl": Target(
+        "metrics.jsonl", lambda: _encoded(_METRICS), lambda path: read_metrics(epath.Path(path.parent))
+    ),
+    "report": Target(
+        "metrics.jsonl", lambda: _encoded(_METRICS),
+        lambda path: write_report([str(path.parent)], str(path.with_suffix(".html"))),
+    ),
 }  # fmt: skip
