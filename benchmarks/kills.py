@@ -11,7 +11,6 @@ checked: files and folders are absent or whole, and the newest checkpoint can be
 FOLDER has to be new; the outputs of series that differ stay in it. Ends with status 1 if there are any.
 """
 
-import argparse
 import os
 import random
 import shutil
@@ -29,7 +28,8 @@ os.environ["JAX_PLATFORMS"] = "cpu"  # of this process as well, which reads chec
 
 from killed.cases import CASES, make_inputs
 from killed.outcomes import differences, is_partial, is_writing, outcome, unreadable_steps
-from record import Record, add_json_argument
+from processes import BERT_JAX
+from record import Record, make_parser
 
 MEASURES = ("bert_jax", "benchmarks/killed")
 COLUMNS = {
@@ -86,7 +86,7 @@ class Killer:
                 free.bind(("localhost", 0))
                 environment["JAX_COORDINATOR_ADDRESS"] = f"localhost:{free.getsockname()[1]}"
             environment["JAX_NUM_PROCESSES"] = str(self.case.processes)
-        words = [sys.executable, "-m", "bert_jax.cli", *map(str, self.case.command(self.inputs, output))]
+        words = [*BERT_JAX, *map(str, self.case.command(self.inputs, output))]
         with Path(f"{output.parent}.log").open("ab") as log:
             return [
                 subprocess.Popen(
@@ -177,13 +177,12 @@ def wait(processes: Iterable[subprocess.Popen]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "kills")
     parser.add_argument("--series", type=int, default=10, help="outputs of each command")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, default=Path("runs/kills"))
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
-    add_json_argument(parser, "kills")
     options = parser.parse_args(arguments)
     folder, record = options.folder.absolute(), Record(options.json, MEASURES)
     folder.mkdir(parents=True)

@@ -3,11 +3,11 @@
 import importlib.util
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from processes import bert_jax
 
 Words = list[object]
 
@@ -50,17 +50,17 @@ class Case:
         return not self.requires or importlib.util.find_spec(self.requires) is not None
 
 
-def _flags(settings: Mapping[str, object]) -> Words:
-    return [f"--config.{key}={value}" for key, value in settings.items()]
+def _flags(settings: Mapping[str, object], more: Mapping[str, object]) -> Words:
+    """Returns the flags of settings and of `more`, whose keys have dots as double underscores."""
+    changed = {key.replace("__", "."): value for key, value in more.items()}
+    return [f"--config.{key}={value}" for key, value in {**settings, **changed}.items()]
 
 
 def _pretrain(**more: object) -> Callable[[Path, Path], Words]:
-    def command(inputs: Path, output: Path) -> Words:
-        changed = {key.replace("__", "."): value for key, value in more.items()}
-        settings = {"data.path": inputs / "data64", **TRAINING, **changed}
-        return ["pretrain", "--config=bert_tiny", f"--workdir={output}", *_flags(settings)]
-
-    return command
+    return lambda inputs, output: [
+        "pretrain", "--config=bert_tiny", f"--workdir={output}",
+        *_flags({"data.path": inputs / "data64", **TRAINING}, more),
+    ]  # fmt: skip
 
 
 def _two_phases(inputs: Path, output: Path) -> Words:
@@ -70,12 +70,10 @@ def _two_phases(inputs: Path, output: Path) -> Words:
 
 
 def _finetune(**more: object) -> Callable[[Path, Path], Words]:
-    def command(inputs: Path, output: Path) -> Words:
-        settings = {"init": inputs / "base", "data.path": inputs / "task", **TASK}
-        settings |= {key.replace("__", "."): value for key, value in more.items()}
-        return ["finetune", "--config=finetune/text", f"--workdir={output}", *_flags(settings)]
-
-    return command
+    return lambda inputs, output: [
+        "finetune", "--config=finetune/text", f"--workdir={output}",
+        *_flags({"init": inputs / "base", "data.path": inputs / "task", **TASK}, more),
+    ]  # fmt: skip
 
 
 def _prepare(*more: object) -> Callable[[Path, Path], Words]:
@@ -118,19 +116,14 @@ CASES = {
 def make_inputs(folder: Path) -> None:
     """Makes what the commands read."""
     folder.mkdir()
-
-    def run(*words: object) -> None:
-        command = [sys.executable, "-m", "bert_jax.cli", *map(str, words)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
     _write_texts(folder)
-    run("vocab", "--input", folder / "text", "--output", folder / "tokenizer.json", "--size", VOCABULARY_SIZE)
+    bert_jax("vocab", "--input", folder / "text", "--output", folder / "tokenizer.json", "--size", VOCABULARY_SIZE)
     for length in (32, 64):
-        run("prepare", "--input", folder / "text", "--vocab", folder / "tokenizer.json", "--output",
-            folder / f"data{length}", "--seq_len", length, "--eval_fraction", 0.1)  # fmt: skip
-    run(*_pretrain(total_steps=20)(folder, folder / "base"))
-    run("export", "--checkpoint", folder / "base", "--output", folder / "exported")
-    run(*_finetune(num_epochs=1)(folder, folder / "classifier"))
+        bert_jax("prepare", "--input", folder / "text", "--vocab", folder / "tokenizer.json", "--output",
+                 folder / f"data{length}", "--seq_len", length, "--eval_fraction", 0.1)  # fmt: skip
+    bert_jax(*_pretrain(total_steps=20)(folder, folder / "base"))
+    bert_jax("export", "--checkpoint", folder / "base", "--output", folder / "exported")
+    bert_jax(*_finetune(num_epochs=1)(folder, folder / "classifier"))
 
 
 def _write_texts(folder: Path) -> None:

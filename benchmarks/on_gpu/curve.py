@@ -17,7 +17,7 @@ from typing import Any
 from etils import epath
 from on_gpu.cases import Cases, OutOfTimeError
 from on_gpu.scale import Scale
-from on_gpu.steps import Rounds, Setting, Step, largest
+from on_gpu.steps import Setting, Step, largest, seconds_per_step
 from processes import prepare_dataset
 from record import REPOSITORY, Record
 
@@ -93,8 +93,7 @@ def plan_run(scale: Scale, deadline: float) -> dict[str, Any]:
     ]
 
     def measure(step: Step) -> tuple[float, int]:
-        one_round = Rounds(step, seconds=2 * scale.round_seconds)
-        return statistics.median(one_round() for _ in range(3)), step.batch["input_ids"].shape[0]
+        return seconds_per_step(step, 3, 2 * scale.round_seconds), step.batch["input_ids"].shape[0]
 
     step_seconds, microbatches = largest(settings, measure)
     left = 0.9 * (deadline - time.time()) - OVERHEAD

@@ -29,7 +29,7 @@ RECIPE = {128: (), 512: (("remat", "attention"),)}
 
 def measured(step: Step, scale: Scale) -> dict[str, Any]:
     """Returns the row of a compiled step."""
-    return rates(step, seconds_per_step(step, rounds=scale.rounds, seconds=scale.round_seconds))
+    return rates(step, seconds_per_step(step, scale.rounds, scale.round_seconds))
 
 
 def step_times(cases: Cases, scale: Scale) -> None:

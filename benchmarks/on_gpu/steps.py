@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-import optax
-from jax.sharding import Mesh
 from on_gpu.cases import is_out_of_memory
 from processes import UnsupportedError
 
@@ -26,14 +24,7 @@ from bert_jax.sections import to_dict
 from bert_jax.tracking.throughput import peak_flops, training_flops
 from bert_jax.training.objectives import pretraining
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
-from bert_jax.training.train_step import (
-    StateSpec,
-    TrainState,
-    describe_state,
-    key_data,
-    make_train_step,
-    model_settings,
-)
+from bert_jax.training.train_step import TrainState, describe_state, key_data, make_train_step, model_settings
 
 VOCAB_SIZE = 30_522
 MAX_SEQUENCES = 8
@@ -140,7 +131,8 @@ class Step:
         self.flops = setting.rows * training_flops(self.model, setting.seq_len, slots, per_row)
         self.batch: Batch[jax.Array] = put_batch(self.mesh, batch, config.gradient_accumulation)
         optimizer = make_optimizer(config.optimizer, abstract_parameters(self.model)[2])
-        self.spec = describe(self.mesh, config, self.model, optimizer)
+        settings = model_settings(config, self.model.num_hidden_layers, self.mesh.devices.flat[0].platform)
+        self.spec = describe_state(self.mesh, self.model, optimizer, config.seed, **settings)
         schedule = learning_rate_schedule(config.optimizer.learning_rate, 0, 1_000_000)
         step = make_train_step(
             self.mesh, self.spec, optimizer, schedule, pretraining(nsp=self.model.pooler), seed=config.seed
@@ -160,14 +152,6 @@ class Step:
     def __call__(self, state: TrainState) -> tuple[TrainState, dict[str, jax.Array]]:
         """Returns the state after one update, and the metrics; donates `state`."""
         return self._compiled(state, self.batch, *self._arguments)
-
-
-def describe(
-    mesh: Mesh, config: PretrainConfig, model: BertConfig, optimizer: optax.GradientTransformation
-) -> StateSpec:
-    """Returns the plan of the state of a config."""
-    settings = model_settings(config, model.num_hidden_layers, mesh.devices.flat[0].platform)
-    return describe_state(mesh, model, optimizer, config.seed, **settings)
 
 
 def make_model(config: PretrainConfig) -> BertConfig:
@@ -210,14 +194,14 @@ def largest(settings: Sequence[Setting], measure: Callable[[Step], Result]) -> R
     raise MemoryError(f"out of memory: {settings[-1].rows} rows of {settings[-1].seq_len} tokens")
 
 
-def seconds_per_step(step: Step, *, rounds: int = 6, seconds: float = 1.0, most: int = 50) -> float:
-    """Returns the median over `rounds` of the seconds of a step; a round takes some `seconds` and `most` steps."""
-    one_round = Rounds(step, seconds, most)
+def seconds_per_step(step: Step, rounds: int, seconds: float) -> float:
+    """Returns the median over `rounds` of the seconds of a step; a round takes some `seconds`."""
+    one_round = Rounds(step, seconds)
     return statistics.median(one_round() for _ in range(rounds))
 
 
 class Rounds:
-    """Rounds of a step on one state, after a warm-up; a call is a round and returns the seconds of a step."""
+    """Rounds of at most `most` steps on one state, after a warm-up; a call returns the seconds of a step of a round."""
 
     def __init__(self, step: Step, seconds: float = 1.0, most: int = 50):
         self._step, self._state = step, step.spec.make()
@@ -226,25 +210,17 @@ class Rounds:
         self._count = max(1, min(most, round(seconds / max(1e-6, self()))))
 
     def __call__(self) -> float:
-        """Runs the steps of a round."""
-        return timed(self._steps) / self._count
-
-    def _steps(self) -> Any:
+        """Runs the steps of a round, until the results are on the device."""
+        began = time.perf_counter()
         for _ in range(self._count):
             self._state, metrics = self._step(self._state)
-        return metrics
+        jax.block_until_ready(metrics)
+        return (time.perf_counter() - began) / self._count
 
 
-def timed(work: Callable[[], Any]) -> float:
-    """Returns the seconds until the results of `work` are on the device."""
-    began = time.perf_counter()
-    jax.block_until_ready(work())
-    return time.perf_counter() - began
-
-
-def rates(step: Step, seconds: float, device: jax.Device | None = None) -> dict[str, Any]:
+def rates(step: Step, seconds: float) -> dict[str, Any]:
     """Returns the columns of a measured step; `mfu` is None on a device whose peak is unknown."""
-    peak = peak_flops((device or jax.devices()[0]).device_kind)
+    peak = peak_flops(jax.devices()[0].device_kind)
     return {
         "rows": step.batch["input_ids"].shape[0] * step.batch["input_ids"].shape[1],
         "step_ms": 1000 * seconds,
