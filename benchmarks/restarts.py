@@ -165,6 +165,8 @@ def main() -> None:
         data = prepare(folder)
         step = undisturbed(data, folder / "undisturbed")
         print(f"undisturbed: {step:.3f} s per step", flush=True)
+        if options.every <= SAVE_EVERY * step:  # such a run never ends, nor does its simulation
+            raise SystemExit(f"--every={options.every:g}: must be above the {SAVE_EVERY * step:.1f} s of a checkpoint")
         steps = round((options.kills + 0.5) * options.every / step)
         restarts, compiling, wall = disturbed(data, folder / "run", options.kills, options.every, steps)
     restart, useful = statistics.median(restarts), steps * step
