@@ -14,7 +14,8 @@ command -v "$python" > /dev/null || { echo "$python: not found; set PYTHON to Py
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
   { echo "PYTHON=$python: expected Python 3.11 or later" >&2; exit 2; }
 
-# Measures this clone, also where another bert_jax is installed. In a clone configs/ lies beside bert_jax/, or is linked into it.
+# Measures this clone, also where another bert_jax is installed. In a clone configs/ lies beside bert_jax/, or is linked
+# into it.
 package=$(mktemp -d)
 trap 'rm -rf "$package"' EXIT
 mkdir "$package/bert_jax"
