@@ -1,4 +1,4 @@
-"""What a core-hour buys: loss and fine-tuned scores of the long run's milestones.
+"""Measures what a core-hour buys: loss and fine-tuned scores of the long run's milestones.
 
     python benchmarks/long_run_scores.py --output runs/long --tasks FOLDER
 
@@ -10,17 +10,16 @@ Core-hours are those of the training steps, by the median time of a step in each
 then costs no more for it.
 """
 
-import argparse
 import json
 import statistics
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import small_study
 from etils import epath
-from record import Record, add_json_argument
+from processes import bert_jax
+from record import Record, make_parser
 
 from bert_jax.config_keys import PretrainConfig, StudyRow
 from bert_jax.configs.studies import default
@@ -86,9 +85,8 @@ def cost(metrics: Sequence[dict[str, Any]], config: PretrainConfig, step: int) -
 
 
 def evaluate(output: Path, step: int, length: int) -> dict[str, float]:
-    command = ["bert-jax", "evaluate", "--checkpoint", output / "run" / "checkpoints" / str(step), "--data"]
-    done = subprocess.run([*command, output / f"data{length}"], stdout=subprocess.PIPE, text=True, check=True)
-    scores = json.loads(done.stdout)
+    checkpoint = output / "run" / "checkpoints" / str(step)
+    scores = json.loads(bert_jax("evaluate", "--checkpoint", checkpoint, "--data", output / f"data{length}"))
     return {f"{name}_{length}": scores[name] for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")}
 
 
@@ -120,12 +118,11 @@ def draw(rows: Sequence[dict[str, Any]], curves: Mapping[int, Sequence[tuple[flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, "long_run")
     parser.add_argument("--output", type=Path, default=Path("runs/long"), metavar="FOLDER", help="that of long_run.sh")
     parser.add_argument("--tasks", type=Path, required=True, metavar="FOLDER", help="that of prepare_tasks.sh")
     parser.add_argument("--cores", type=int, default=2, help="cores that the run had (default: 2)")
     parser.add_argument("--figure", type=Path, default=Path("docs/images/long_run.png"), help="output: the curves")
-    add_json_argument(parser, "long_run")
     options = parser.parse_args()
     output = options.output.absolute()
     run, study = output / "run", output / "study"
@@ -133,10 +130,8 @@ def main() -> None:
     record = Record(options.json, MEASURES)
     known = {row["step"]: row for row in record.earlier("milestones")}
     # The study's config lists the milestones that exist now.
-    subprocess.run(
-        ["bert-jax", "study", f"{Path(__file__).absolute()}:{output}", f"--workdir={study}",
-         f"--config.task_data={options.tasks.absolute()}"], check=True,
-    )  # fmt: skip
+    tasks = options.tasks.absolute()
+    bert_jax("study", f"{Path(__file__).absolute()}:{output}", f"--workdir={study}", f"--config.task_data={tasks}")
     scores = {row["name"]: row["columns"] for row in json.loads((study / "table.json").read_text())["rows"]}
     rows = []
     for step in [step for step in milestones(run) if f"step {step}" in scores]:

@@ -20,9 +20,14 @@ class UnsupportedError(Exception):
     """This machine cannot run the side."""
 
 
+def python_path() -> str:
+    """Returns a PYTHONPATH with benchmarks/, which configs there import from."""
+    return os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def bert_jax(*words: object, statuses: Sequence[int] = (0,), **environment: str) -> str:
     """Runs a command of `bert-jax`, with `environment` added, to an expected status; returns what it prints."""
-    command = [*BERT_JAX, *map(str, words)]
+    command, environment = [*BERT_JAX, *map(str, words)], {"PYTHONPATH": python_path(), **environment}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=os.environ | environment)
     if done.returncode not in statuses:
         done.check_returncode()

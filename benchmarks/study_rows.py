@@ -7,7 +7,6 @@ stopped continues after them, also without its folder. A row with one seed is a 
       --config.task_data=FOLDER/tasks --config.only_rows="('+ rotary',)" --config.pretraining_seeds="(0,)"
 """
 
-import argparse
 import itertools
 import json
 import math
@@ -22,7 +21,8 @@ from typing import Any
 import reference_cpu
 import small_study
 from ml_collections import ConfigDict
-from record import Record, add_json_argument
+from processes import data_folder, python_path
+from record import Record, make_parser
 
 from bert_jax.config_keys import PretrainConfig
 from bert_jax.model import BertConfig
@@ -92,8 +92,7 @@ def run_row(script: Path, name: str, seed: int, output: Path, core: int) -> dict
     """Runs the study of a row with one seed on a core; returns its row of `table.json`."""
     folder = output / "rows" / f"{name}, seed {seed}".replace(" ", "_").replace(",", "")
     folder.mkdir(parents=True, exist_ok=True)
-    path = [str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(path)}
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": python_path()}
     with (folder / "log").open("a") as log:
         subprocess.run(
             [
@@ -174,17 +173,15 @@ def main(file: str, description: str, config: ConfigDict, measures: Sequence[str
     """Runs the rows of the config of `file` with all seeds; with `steps` a row has the changes of those above it."""
     names, columns = [row.name for row in config.rows], [LOSS, *(task["name"] for task in config.tasks)]
     path = Path(file).resolve()
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(description, path.stem)
     parser.add_argument("--output", type=Path, default=Path("runs/ladder"), metavar="FOLDER", help="datasets and runs")
     parser.add_argument("--jobs", type=int, default=2, help="rows at a time, each on one core (default: 2)")
     parser.add_argument(
         "--figure", type=Path, default=HERE.parent / "docs" / "images" / f"{path.stem}.png", metavar="FILE",
         help="output: the differences as an image, once two rows have all seeds",
     )  # fmt: skip
-    add_json_argument(parser, path.stem)
     options = parser.parse_args()
-    if not (data := os.environ.get("BERT_JAX_DATA")):
-        parser.error("BERT_JAX_DATA is not set; set it to the folder of the corpora and tasks")
+    data = data_folder()
     output = options.output.absolute()
     for command in ("prepare_english.sh", "prepare_english.sh sop", "prepare_tasks.sh"):
         script, *pairs = command.split()

@@ -2,9 +2,10 @@
 
     python launch/tfrecord_eval.py DATASET eval_10k [FILE ...]
 
-The files are those of `create_pretraining_data.py` of google-research/bert. Their masks are undone: an evaluation of
-bert_jax draws its own. DATASET must be prepared with the same vocabulary, with sequences of as many tokens, and without
-an eval split (`bert-jax prepare --eval_fraction 0`).
+The files are those of `create_pretraining_data.py` of google-research/bert; their checksums are not verified. Their
+masks are undone: an evaluation of bert_jax draws its own. DATASET must be prepared with the same vocabulary, with
+sequences of as many tokens, with pairs for next sentences, and without an eval split (`bert-jax prepare
+--eval_fraction 0`).
 """
 
 import argparse
@@ -105,6 +106,8 @@ def convert(folder: str, files: list[Path]) -> int:
     dataset = PreparedDataset(folder)
     if dataset.size("eval"):
         raise InputError(f"{folder} has an eval split; prepare it with --eval_fraction 0")
+    if (pairs := dataset.info.options.get("pairs")) != "nsp":
+        raise InputError(f"{folder} was prepared with --pairs {pairs}, and the files have pairs for next sentences")
     tokens, spans, end = [], [], 0
     for path in files:
         for number, record in enumerate(records(path)):
@@ -124,7 +127,7 @@ def convert(folder: str, files: list[Path]) -> int:
     )
     split = SplitInfo(
         tokens=len(flat), used_tokens=len(flat), instances=len(spans), shards=(shard,),
-        random_next=sum(span[4] for span in spans),
+        random_next=sum(span[4] == RANDOM_NEXT for span in spans),
     )  # fmt: skip
     name, content = lengths_file("eval"), array_bytes(lengths)
     info = replace(

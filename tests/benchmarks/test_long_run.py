@@ -8,6 +8,7 @@ from pathlib import Path
 
 import long_run_scores
 import pytest
+from processes import bert_jax
 from support import child_processes, helpers
 
 from bert_jax.config import load_config
@@ -42,6 +43,14 @@ def test_a_pause_costs_nothing_and_each_phase_has_its_own_step_time():
         "million_tokens": 300,
         "hours": (boundary + 100) / 3600,
     }
+
+
+def test_the_study_of_milestones_needs_no_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    bert_jax("study", SCRIPT.with_name("long_run_scores.py"), f"--workdir={tmp_path}", statuses=[2])
+    assert "rows, tasks: expected" in capfd.readouterr().err  # there are no milestones, but the config was read
 
 
 @pytest.mark.long

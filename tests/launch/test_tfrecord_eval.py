@@ -85,3 +85,12 @@ def test_other_files_are_refused_and_the_dataset_stays(
     assert main([str(without_eval), str(tmp_path / "a")]) == 2
     assert re.search(message, capsys.readouterr().err)
     assert (without_eval / "dataset.json").read_bytes() == before
+
+
+def test_a_dataset_without_next_sentences_is_refused(
+    masked: HostBatch, tmp_path: Path, corpus_file: Path, vocabulary_file: Path, capsys: pytest.CaptureFixture
+):
+    write(tmp_path / "a", masked)
+    helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "data", eval_fraction=0, pairs="none")
+    assert main([str(tmp_path / "data"), str(tmp_path / "a")]) == 2
+    assert "--pairs none" in capsys.readouterr().err
