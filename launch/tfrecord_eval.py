@@ -125,10 +125,8 @@ def convert(folder: str, files: list[Path]) -> int:
     shard, lengths = write_shard(
         str(dataset.folder / SHARD), flat, np.arange(len(spans), dtype=np.uint64), np.array(spans, np.int32)
     )
-    split = SplitInfo(
-        tokens=len(flat), used_tokens=len(flat), instances=len(spans), shards=(shard,),
-        random_next=sum(span[4] == RANDOM_NEXT for span in spans),
-    )  # fmt: skip
+    # Without tokens, since none of them are of the corpus that was read.
+    split = SplitInfo(instances=len(spans), shards=(shard,), random_next=sum(span[4] == RANDOM_NEXT for span in spans))
     name, content = lengths_file("eval"), array_bytes(lengths)
     info = replace(
         dataset.info, splits={**dataset.info.splits, "eval": split},
