@@ -89,7 +89,9 @@ def fuzz(name: str, seconds: float, seed: int, findings: str) -> dict[str, Any]:
                 row["accepted"] += 1
             except BertJaxError:
                 pass
-            except (Exception, TooSlowError) as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
                 keep(content, error)
             finally:
                 signal.setitimer(signal.ITIMER_REAL, 0)
@@ -117,7 +119,7 @@ def fuzz_in_child(name: str, options: argparse.Namespace) -> dict[str, Any]:
         row = call(fuzz, name, options.seconds, options.seed, options.folder / "findings")
     except subprocess.CalledProcessError as error:
         if error.returncode > 0:
-            raise RuntimeError(f"{name}: the valid file could not be read") from error
+            raise RuntimeError(f"{name}: its process failed; the error is above") from error
         row = died | {"signal": -error.returncode}
     print(row, flush=True)
     return row

@@ -4,6 +4,9 @@ The command line exits with 2 for input that the user can fix, 1 for a failure i
 stopped run, which resumes when the same command is rerun.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class BertJaxError(Exception):
     """A failure in a run: a non-finite loss, a lost peer, a checkpoint that could not be written."""
@@ -30,3 +33,19 @@ class NotBegun(Interrupted):
 def install_hint(extra: str) -> str:
     """Returns the pip command that installs the requirements of an extra, for an installed package or clone."""
     return f"pip install 'bert-jax[{extra}]'"
+
+
+@contextmanager
+def refused(message: str) -> Iterator[None]:
+    """Raises InputError for any Exception, and for a panic of a library in Rust, whose class is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and not is_panic(error):
+            raise
+        raise InputError(f"{message} ({error!s:.300})") from error
+
+
+def is_panic(error: BaseException) -> bool:
+    """Returns whether an error is a panic of a library in Rust. Each library has such a class, and exports none."""
+    return type(error).__name__ == "PanicException"

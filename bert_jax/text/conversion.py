@@ -14,7 +14,7 @@ from etils import epath
 from google.protobuf import empty_pb2, unknown_fields
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, refused
 from bert_jax.files import atomic, remote
 from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer, read_settings, read_tokenizer
 from bert_jax.text.wordpiece import CONTINUATION, wordpiece_tokenizer
@@ -126,16 +126,12 @@ def read_sentencepiece(path: epath.Path) -> Tokenizer:
     Raises:
       InputError: the file is missing or no such model, or it has options that BERT's tokenizers do not have.
     """
-    try:
+    with refused(f"{path}: cannot be read as a SentencePiece model of type unigram"):
         data = atomic.read_whole(path)
         library = sentencepiece.SentencePieceProcessor()
         library.LoadFromSerializedProto(data)
         tokenizer = _from_model(data, library)
-        _compare(path, tokenizer, library)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as error:  # `tokenizers` panics at a damaged table, with what is no Exception
-        raise InputError(f"{path}: cannot be read as a SentencePiece model of type unigram ({error!s:.300})") from error
+        _compare(path, tokenizer, library)  # panics with a damaged table
     return tokenizer
 
 

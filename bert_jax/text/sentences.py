@@ -6,7 +6,7 @@ import re
 
 import sentencex
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, is_panic
 
 log = logging.getLogger(__name__)
 
@@ -137,8 +137,8 @@ def _segment(line: str, language: str) -> list[str]:
     try:
         result: list[str] = sentencex.segment(language, line)
         return result
-    except BaseException as error:  # A Rust panic is not an Exception; one line must not end hours of work.
-        if type(error).__name__ != "PanicException":
+    except BaseException as error:  # One line must not end hours of work.
+        if not is_panic(error):
             raise
         log.warning("Sentence splitting failed on a line of %d characters, kept as one sentence: %s", len(line), error)
         return [line]

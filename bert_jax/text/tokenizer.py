@@ -18,7 +18,7 @@ import tokenizers
 from etils import epath
 from tokenizers import decoders, models, processors
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, refused
 from bert_jax.files import atomic, remote
 
 FILE, SETTINGS, SPECIAL_TOKENS_MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
@@ -303,11 +303,9 @@ def _with_roles(full: tokenizers.Tokenizer, special_tokens: Sequence[str]) -> di
 
 def _build(text: str) -> tokenizers.Tokenizer:
     """Builds the library's tokenizer of a `tokenizer.json`. Raises InputError for an invalid one."""
-    try:
+    with refused("the library `tokenizers` refuses the file"):
         built = tokenizers.Tokenizer.from_str(text)
         built.encode("ꓐᎠⵣ")  # no word of any language: fails without a piece for unknown ones
-    except Exception as error:  # the library raises no other class
-        raise InputError(f"the library `tokenizers` refuses the file: {error!s:.200}") from error
     return built
 
 

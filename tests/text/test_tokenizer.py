@@ -335,6 +335,15 @@ def test_a_file_that_is_no_tokenizer_is_refused(content: object, tmp_path):
         read_tokenizer(tmp_path / "tokenizer.json")
 
 
+def test_a_template_of_a_token_that_is_nowhere_is_refused(tmp_path):
+    """The library panics at it, with what is no Exception."""
+    content = json.loads(json.dumps(wordpiece_tokenizer([*SPECIAL_TOKENS, "a"], lowercase=True).content))
+    del content["post_processor"]["special_tokens"]["[SEP]"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"tokenizer\.json: .*no entry found for key"):
+        read_tokenizer(tmp_path / "tokenizer.json")
+
+
 def test_a_file_that_is_no_json_is_refused(tmp_path):
     for content in (b"", b"[PAD]\n[UNK]\n", b"\xff\xfe", b"[" * 100_000):
         (tmp_path / "tokenizer.json").write_bytes(content)
