@@ -1,18 +1,19 @@
 """Atomic writes and copies of files and folders, on a local disk or in an object store; see `remote.py`.
 
 A file or folder is written beside its target, as .NAME.partial-XXXX, and renamed when it is complete. The next write of
-a folder deletes what a killed process left. A store creates an object with the last byte of its upload.
+it deletes what a killed process left. A store creates an object with the last byte of its upload.
 
 A JSON file that this package writes has a `format_version`; a newer one is refused with the way out.
 """
 
+import fcntl
 import glob
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -48,8 +49,9 @@ def check_file_output(output: str) -> None:
 def whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Context manager for an atomic write: yields a local path whose file becomes `path` at the end of the block.
 
-    After an error, `path` is unchanged. Several processes may write it. A remote file is uploaded from the local disk.
-    Raises as `store_errors` does.
+    After an error, `path` is unchanged. Several processes may write it: each holds a lock on its file, and those of
+    killed processes, which have none, are deleted. A remote file is uploaded from the local disk. Raises as
+    `store_errors` does.
     """
     if is_remote(path):
         with tempfile.TemporaryDirectory(prefix="bert-jax-") as folder:
@@ -60,9 +62,15 @@ def whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
                 shutil.copyfileobj(file, uploaded, 1 << 20)
         return
     final = Path(os.path.realpath(path))  # a symbolic link is kept
+    for left in final.parent.glob(f".{glob.escape(final.name)}.partial-*"):
+        with suppress(OSError), open(left, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            left.unlink()
     partial = final.with_name(f".{final.name}.partial-{os.urandom(4).hex()}")
     try:
-        with store_errors(path):
+        with store_errors(path), open(partial, "xb") as held:
+            with suppress(OSError):  # a file system without locks, where nothing is deleted either
+                fcntl.flock(held, fcntl.LOCK_EX)
             yield partial
             with open(partial, "rb") as file:
                 os.fsync(file.fileno())

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support import child_processes, helpers, runs, several, sources
 
+from bert_jax.files import atomic
 from bert_jax.training.checkpoints import open_checkpoint
 
 LIMIT = 240
@@ -160,3 +161,34 @@ def test_a_checkpoint_that_cannot_be_read_is_kept_and_an_earlier_one_is_used(run
     assert (checkpoints / "8.damaged").is_dir()
     shutil.rmtree(checkpoints / "8.damaged")
     runs.assert_same_run(tmp_path / "faulty", tmp_path / "plain")
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from bert_jax.files.atomic import whole_file
+with whole_file(sys.argv[1]) as file:
+    file.write(b"half")
+    file.flush()
+    Path(sys.argv[2]).touch()
+    time.sleep(600)
+"""
+
+
+def test_the_next_write_deletes_what_a_killed_process_left_and_not_what_another_writes(tmp_path: Path):
+    folder, target = tmp_path / "out", tmp_path / "out" / "[a].jsonl"
+    folder.mkdir()
+    killed, living = (
+        child_processes.start([sys.executable, "-c", WRITER, target, tmp_path / name]) for name in ("killed", "living")
+    )
+    child_processes.wait_until(lambda: all((tmp_path / name).exists() for name in ("killed", "living")), killed, living)
+    killed.kill()
+    killed.wait()
+    assert len([*folder.iterdir()]) == 2
+    atomic.write_whole(target, b"whole")
+    left, found = sorted(folder.iterdir())
+    assert (left.read_bytes(), found.read_bytes()) == (b"half", b"whole")
+    living.kill()
+    living.wait()
+    atomic.write_whole(target, b"again")
+    assert [*folder.iterdir()] == [target]
