@@ -26,10 +26,13 @@ from bert_jax.files.remote import is_remote, is_taken, parse_path, store_errors,
 def make_folder(folder: epath.Path) -> None:
     """Creates a local folder with its parents, and checks with a file that a local or remote one can be written.
 
-    Object stores have no folders, and some clients would create a bucket whose name is a typo.
+    A local file has no name, so that none is left by a killed process. Object stores have no folders, and some clients
+    would create a bucket whose name is a typo.
     """
     if not is_remote(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        with store_errors(folder), tempfile.TemporaryFile(dir=folder):
+            return
     probe = folder / f".write-check-{os.urandom(4).hex()}"
     write_whole(probe, b"")
     with store_errors(probe):

@@ -192,3 +192,30 @@ def test_the_next_write_deletes_what_a_killed_process_left_and_not_what_another_
     living.wait()
     atomic.write_whole(target, b"again")
     assert [*folder.iterdir()] == [target]
+
+
+KILLED = """
+import os, signal, sys
+from etils import epath
+from bert_jax.files.atomic import make_folder
+folder, left = sys.argv[1], int(sys.argv[2])
+def count(event, words):
+    global left
+    left -= any(str(word).startswith(folder) for word in words)
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(count)
+make_folder(epath.Path(folder))
+"""
+"""Kills itself at the access, by number, of anything in a folder."""
+
+
+def test_the_check_of_a_folder_leaves_no_file_whenever_it_is_killed(tmp_path: Path):
+    folder, killed = tmp_path / "output", 0
+    while subprocess.run(
+        [sys.executable, "-c", KILLED, folder, str(killed)], env=helpers.child_environment()
+    ).returncode:
+        killed += 1
+        assert killed < 20
+        assert not folder.exists() or not any(folder.iterdir())
+    assert killed
