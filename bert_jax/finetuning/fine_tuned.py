@@ -1,5 +1,6 @@
 """The kinds of tasks, and fine-tuned checkpoints: loading, prediction for a file, and scoring on labelled files."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -53,7 +54,7 @@ def read_task(config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[Task, Split
     cannot be read.
     """
     task = KINDS[config.task.kind].from_config(config)
-    files = task.find(config.data.path, {split: getattr(config.task, split) for split in ("train", "dev", "test")})
+    files = _files(task, config)
     if "train" not in files:
         usual = ", ".join(task.usual_files.get("train", ())) or "it has no usual name"
         raise InputError(f"data.path={config.data.path}: training file not found ({usual}); set task.train=FILE")
@@ -68,6 +69,19 @@ def read_task(config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[Task, Split
         )
         for split, path in files.items()
     ]  # fmt: skip
+
+
+def digests(config: FinetuneConfig) -> dict[str, str]:
+    """Returns the SHA-256 of each file of the task, by split. Raises as `open_to_read`."""
+    result = {}
+    for split, path in _files(KINDS[config.task.kind].from_config(config), config).items():
+        with remote.open_to_read(path) as file:
+            result[split] = hashlib.sha256(file.read()).hexdigest()
+    return result
+
+
+def _files(task: Task, config: FinetuneConfig) -> dict[str, str]:
+    return task.find(config.data.path, {split: getattr(config.task, split) for split in ("train", "dev", "test")})
 
 
 # --- Predictions and scores -------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.files.atomic import read_json, write_json
-from bert_jax.finetuning.fine_tuned import RESULT_FILE, read_result
+from bert_jax.finetuning.fine_tuned import RESULT_FILE, digests, read_result
 from bert_jax.finetuning.run import check_config, check_same_run, finetune_once
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
@@ -101,7 +101,7 @@ def search(
     Returns the summary: `format_version`; `metric`; `by_learning_rate` (`median`, `best`, `worst`, and the `scores` of
     the seeds); `best` (learning rate, seed, score and folder of the best trial); `learning_rate`, the one with the best
     median; and its `results`: all scores, by seed and split. Raises as `finetune` and `planned_runs` do, and if `init`
-    has other parameters than a finished trial started from.
+    has other parameters, or the task other files, than a finished trial had.
     """
     runs = planned_runs(config)
     folder, encoder = workdir_path(workdir), open_checkpoint(config.init)
@@ -110,7 +110,7 @@ def search(
         for (rate, seed), trial in runs.items():
             place = folder / folder_of(rate, seed)
             if remote.exists(place / RESULT_FILE):
-                check_same_run(place, read_json(place / CONFIG_FILE), trial, encoder)
+                check_same_run(place, read_json(place / CONFIG_FILE), trial, encoder, digests(config))
             else:
                 log.info("Starting the trial learning_rate=%g, seed=%d", rate, seed)
                 finetune_once(trial, str(place), needs_scores=True, stop=stop, bars=bars)

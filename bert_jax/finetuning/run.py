@@ -21,7 +21,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import atomic, provenance, remote
 from bert_jax.files.atomic import read_json, write_json
 from bert_jax.finetuning.batches import BatchOrder, Predictor, check_segments
-from bert_jax.finetuning.fine_tuned import KINDS, RESULT_FILE, describe_result, read_task
+from bert_jax.finetuning.fine_tuned import KINDS, RESULT_FILE, describe_result, digests, read_task
 from bert_jax.finetuning.losses import task_objective
 from bert_jax.finetuning.task import Split, Task
 from bert_jax.model import BertConfig, abstract_parameters
@@ -88,7 +88,9 @@ def _finetune(run: Run, config: FinetuneConfig, needs_scores: bool) -> dict[str,
         setup.spec.make if config.from_scratch else functools.partial(initialize_from, setup.before, setup.spec),
     )  # fmt: skip
     files = {split: path for split in ("train", "dev", "test") if (path := getattr(config.task, split))}
-    described = {"name": task.name, "path": config.data.path, "files": files, "hash": order.hash}
+    described = {
+        "name": task.name, "path": config.data.path, "files": files, "digests": digests(config), "hash": order.hash
+    }  # fmt: skip
     run.open(
         config, checkpointer, start=start, total=order.total_steps,
         inputs={"init": setup.before.reference(), "task": described},
@@ -349,8 +351,14 @@ def claim(folder: epath.Path, config: FinetuneConfig, encoder: Checkpoint, datas
     return before
 
 
-def check_same_run(folder: epath.Path, before: Mapping[str, Any], config: FinetuneConfig, encoder: Checkpoint) -> None:
-    """Raises InputError if the run in a folder had another config, or started from other parameters than `encoder`."""
+def check_same_run(
+    folder: epath.Path, before: Mapping[str, Any], config: FinetuneConfig, encoder: Checkpoint,
+    files: Mapping[str, str] | None = None,
+) -> None:  # fmt: skip
+    """Raises InputError if the run in a folder had another config, or started from other parameters than `encoder`.
+
+    So it does if one of `files`, by the digests of the task, is another than the run had.
+    """
     check_same_config(folder, from_mapping(FinetuneConfig, before), config, CHANGEABLE)
     path = folder / provenance.FILE
     starts = read_json(path)["runs"] if remote.exists(path) else []
@@ -358,4 +366,10 @@ def check_same_run(folder: epath.Path, before: Mapping[str, Any], config: Finetu
         raise InputError(
             f"workdir={folder}: its run started from other parameters than init={config.init} has now; set init to "
             "one step, WORKDIR/checkpoints/STEP, or choose another folder"
+        )
+    had = starts[-1]["inputs"]["task"].get("digests", {}) if starts else {}
+    if changed := [split for split, found in (files or {}).items() if found != had.get(split, found)]:
+        raise InputError(
+            f"workdir={folder}: its run had other examples than {', '.join(changed)} of data.path={config.data.path} "
+            "has now; choose another folder"
         )

@@ -147,6 +147,7 @@ def model_config(config: BertConfig) -> dict[str, Any]:
         return {"model_type": model_type, **{name: fields[name] for name in _BERT}}
     fields["embedding_dropout"] = config.dropout_rate(config.embedding_dropout)  # a number, also for None
     values = {theirs: fields[ours] for ours, (theirs, _) in _MODERNBERT.items()}
+    values["classifier_activation"] = fields["hidden_act"]  # that of the heads
     rate = config.dropout_rate(config.attention_output_dropout)
     # ModernBertConfig has one rate for both. It ignores this key, which `read_model_config` reads.
     own = {} if rate == config.attention_probs_dropout_prob else {"attention_output_dropout": rate}

@@ -281,6 +281,8 @@ def _assemble(
         heads = tuple(head for head in HEADS if head in heads or _has(weights, head))
         if "nsp_head" in heads and "pooler" not in heads:
             heads = ("pooler", *heads)  # its weights are then reported as missing
+    if "pooler" not in heads and _has(weights, "pooler"):
+        weights = _without(path, weights, ["bert.pooler."])  # old taggers and readers have it and do not use it
     settings = model_settings(heads, task)
     outputs = settings["head"].outputs if task else 0
     _check_weights(path, weights, {weight.name: weight for weight in layout(config, architecture, heads, outputs)})

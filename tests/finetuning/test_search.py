@@ -105,6 +105,12 @@ def test_finished_trials_are_of_their_config_and_encoder_wherever_that_is(
     assert search(moved, str(folder)) == found
     with pytest.raises(InputError, match=r"num_epochs 1 -> 2"):
         search(with_values(moved, {"num_epochs": 2}), str(folder))
+    for name in ("dev.csv", "train.csv"):
+        text = (folder / name).read_text()
+        (folder / name).write_text(text.replace("ship", "boat", 1))
+        with pytest.raises(InputError, match=rf"seed-1: its run had other examples than {name[:-4]} of data.path="):
+            search(moved, str(folder))
+        (folder / name).write_text(text)
     reference = Checkpoint.reference
     monkeypatch.setattr(Checkpoint, "reference", lambda self: {**reference(self), "digest": "of more steps"})
     with pytest.raises(InputError, match=r"seed-1: its run started from other parameters than init="):

@@ -113,6 +113,19 @@ def test_outputs_of_fine_tuned_models_are_those_of_torch(architecture: str, voca
         assert_close(outputs, expected.logits.reshape(outputs.shape))
 
 
+@pytest.mark.parametrize("architecture", ["BertForTokenClassification", "BertForQuestionAnswering"])
+def test_a_pooler_that_a_model_does_not_use_is_dropped(
+    architecture: str, vocabulary: list[str], tmp_path: Path, caplog
+):
+    save_torch(tmp_path / "hf", vocabulary, architecture)
+    given = (TEXTS[:1], PAIRS[:1]) if "Question" in architecture else (TEXTS[:1],)
+    expected = bert_jax.load(str(tmp_path / "hf")).predict(*given)
+    pooler = {"bert.pooler.dense.weight": np.zeros((48, 48), "f4"), "bert.pooler.dense.bias": np.zeros(48, "f4")}
+    sources.edit_weights(tmp_path / "hf", lambda weights: weights.update(pooler))
+    assert bert_jax.load(str(tmp_path / "hf")).predict(*given) == expected
+    assert "dropped bert.pooler.dense." in caplog.text
+
+
 @pytest.mark.parametrize("architecture", [*PRE_TRAINED, *FINE_TUNED])
 def test_exported_again_it_is_what_it_was(architecture: str, vocabulary: list[str], tmp_path: Path):
     save_torch(tmp_path / "hf", vocabulary, architecture)

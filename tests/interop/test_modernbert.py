@@ -25,6 +25,7 @@ BIASES = {f"{part}_bias": True for part in ("attention", "mlp", "norm", "classif
 MODELS = [
     ("ModernBertForMaskedLM", {}),
     ("ModernBertForMaskedLM", {**BIASES, "decoder_bias": False, "global_attn_every_n_layers": 2}),
+    ("ModernBertForMaskedLM", {"hidden_activation": "relu", "classifier_activation": "relu"}),
     ("ModernBertModel", {}),
     ("ModernBertForSequenceClassification", {}),
     ("ModernBertForSequenceClassification", {"classifier_pooling": "mean"}),

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from etils import epath
 from support import helpers
@@ -16,7 +17,7 @@ from bert_jax.model import BertConfig, initialize
 from bert_jax.model.bert import HEADS
 from bert_jax.sections import flatten
 from bert_jax.studies import study as module
-from bert_jax.studies.study import Cell, Table, plan_rows, render, study
+from bert_jax.studies.study import Cell, Table, paired_interval, plan_rows, render, study
 from bert_jax.text.wordpiece import wordpiece_tokenizer
 from bert_jax.training.checkpoints import save_parameters
 
@@ -236,13 +237,21 @@ def test_rows_over_seeds_are_compared_with_the_first_one():
     first, second = (row["columns"]["x"] for row in table.as_json()["over_seeds"])
     assert (first["mean"], first["deviation"]) == (4.0, pytest.approx(8**0.5))
     assert "difference" not in first
-    assert second["difference"] == 2.0
-    # Seeds are drawn for both rows at once, so that only restarts spread: by 1 around 2 at the most, not by seeds' 4.
-    assert 1.0 <= second["low"] < 2.0 < second["high"] <= 3.0
-    assert render(table).splitlines()[-2:] == ["| a | 4.0 ± 2.8 |", f"| b | 6.0 ± 2.8 (2.0: {second['low']:.1f} to "
-                                               f"{second['high']:.1f}) |"]  # fmt: skip
+    # Seeds are compared in pairs: the differences are 2 and 2, though the rows' own means spread by 4.
+    assert [second[key] for key in ("difference", "low", "high")] == [2.0, 2.0, 2.0]
+    assert render(table).splitlines()[-2:] == ["| a | 4.0 ± 2.8 |", "| b | 6.0 ± 2.8 (2.0: 2.0 to 2.0) |"]
     del table.cells["b, seed 1", "x"]
     assert table.over_seeds()[1]["columns"] == {}
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_an_interval_has_the_true_difference_in_95_percent_of_cases(seeds: int):
+    generator, inside = np.random.default_rng(seeds), 0
+    for _ in range(2_000):
+        theirs = generator.normal(size=seeds)
+        _, low, high = paired_interval((theirs + generator.normal(1.0, 2.0, size=seeds)).tolist(), theirs.tolist())
+        inside += low < 1.0 < high
+    assert inside / 2_000 == pytest.approx(0.95, abs=0.015)
 
 
 def test_each_seed_is_a_pre_training_of_its_own(spec: str, overrides):

@@ -154,7 +154,7 @@ def _choice(row: Mapping[str, Any], number: int, labels: Labels, size: int) -> C
 def _label(row: Mapping[str, Any], labels: Labels, size: int) -> int | None:
     """Returns the number of the correct ending; None without one. BadLabel for another value, or a missing one."""
     label = None if labels == "ignored" else row.get("label")
-    if label is None or label == "":
+    if label is None or str(label).removesuffix(".0") in ("", "-1", "nan"):
         if labels == "required":
             raise BadLabel("label is missing")
         return None

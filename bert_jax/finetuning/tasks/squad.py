@@ -37,12 +37,18 @@ from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import atomic
 from bert_jax.finetuning.batches import EncodedExamples
 from bert_jax.finetuning.task import BadRows, Labels, Outputs, Split, Task, softmax
-from bert_jax.finetuning.tasks.squad_files import Question, best_thresholds, read_questions, score_v1, score_v2
+from bert_jax.finetuning.tasks.squad_files import (
+    ROUNDING,
+    Question,
+    best_thresholds,
+    read_questions,
+    score_v1,
+    score_v2,
+)
 from bert_jax.text.sequences import EncodedSequence
 from bert_jax.text.tokenizer import Tokenizer
 
 _TEXTS_AT_ONCE = 1024  # bounds memory: the tokenizer's encoding of a text is many times larger than what is kept
-_ROUNDING = 1e-4  # of logits
 
 
 # --- Windows ----------------------------------------------------------------------------------------------------------
@@ -344,7 +350,7 @@ class SquadTask(Task):
         It is the null odds of a question, which another batch size rounds otherwise: the record's is just above.
         """
         best = scores.get("best_f1_thresh")
-        return self if best is None else replace(self, null_threshold=best + _ROUNDING)
+        return self if best is None else replace(self, null_threshold=best + ROUNDING)
 
     def predictions(self, split: Split, outputs: Outputs) -> list[dict[str, Any]]:
         """Returns predictions with their `probability` and, for 2.0, `null_odds`; "" is no answer."""

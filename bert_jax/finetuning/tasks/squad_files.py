@@ -26,6 +26,8 @@ from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
 from bert_jax.finetuning.task import BadRows
 
+ROUNDING = 1e-4
+"""By how much null odds differ between batch sizes, at most."""
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
@@ -193,11 +195,13 @@ def best_thresholds(
       questions: the questions to tune on.
       predictions: for each, the best non-empty answer. Predictions that a threshold has already set to "" hide the
         effect of a higher threshold.
-      null_odds: for each; null odds greater than the threshold mean "no answer".
+      null_odds: for each; null odds greater than the threshold mean "no answer". If it is best for all questions,
+        the threshold is 0.0, as the script's, or else below all null odds.
     """
     has_answer, exact, f1s = _scores(questions, predictions)
     order = np.argsort(null_odds, kind="stable")
-    thresholds = [0.0, *np.asarray(null_odds)[order].tolist()]
+    sorted_odds = np.asarray(null_odds)[order].tolist()
+    thresholds = [min(0.0, sorted_odds[0] - 2 * ROUNDING), *sorted_odds]
     result = {}
     for name, scores in (("exact", exact), ("f1", f1s)):
         # Start below all null odds, where every prediction is "no answer", and raise the threshold.

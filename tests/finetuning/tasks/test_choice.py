@@ -1,6 +1,7 @@
 """Endings to choose from: SWAG, and files of one's own."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,8 @@ def read(path: Path, bad_rows: BadRows | None = None, **options) -> list[ChoiceE
         ("train.csv", (f",{SWAG},label", f"17,{ROW},2"), "required",
          ChoiceExample("17", "He rides.", "He", ENDINGS, 2)),
         ("test.csv", (SWAG, ROW), "optional", ChoiceExample("1", "He rides.", "He", ENDINGS)),
+        *(("a.jsonl", (json.dumps({**OWN, "label": label}),), "optional",
+           ChoiceExample("1", "It rained.", "", ("a", "b"))) for label in (-1, "-1", math.nan)),
         ("a.csv", (f"{SWAG},label", f"{ROW},X"), "ignored", ChoiceExample("1", "He rides.", "He", ENDINGS)),
         ("a.tsv", ("context\tending0\tending1\tlabel", "It rained.\ta\tb\t1"), "required", OWN_EXAMPLE),
         ("a.jsonl", (json.dumps({**OWN, "label": "1"}),), "required", OWN_EXAMPLE),
