@@ -21,7 +21,7 @@ from bert_jax.data.dataset import PreparedDataset, SplitInfo, array_bytes, diges
 from bert_jax.data.preparation.shards import write_shard
 from bert_jax.data.records import RANDOM_NEXT
 from bert_jax.errors import InputError
-from bert_jax.files import atomic
+from bert_jax.files import atomic, provenance
 from bert_jax.text.tokenizer import token_dtype
 
 SHARD = "eval-00000-of-00001.array_record"
@@ -134,6 +134,7 @@ def convert(folder: str, files: list[Path]) -> int:
     ).with_hash()  # fmt: skip
     atomic.write_whole(dataset.folder / name, content)
     atomic.write_whole(dataset.folder / "dataset.json", info.to_json().encode())
+    provenance.append(dataset.folder, provenance.record({"eval_files": list(map(str, files))}, dataset_hash=info.hash))
     return len(spans)
 
 

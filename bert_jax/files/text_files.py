@@ -63,7 +63,8 @@ def text_format(path: str) -> str:
 def open_text(path: str) -> BinaryIO:
     """Opens a file for reading; compressed files are decompressed, all of their parts, to the last byte.
 
-    A file without LF in its first bytes, but with CR, is read into memory, with LF for each CR: its lines end with CR.
+    A file with CR but no LF in its first bytes is read into memory. If it has none at all, its lines end with CR, which
+    LF replaces.
     """
     file = remote.open_to_read(path)
     match COMPRESSED.get(os.path.splitext(path.lower())[1]):
@@ -77,7 +78,10 @@ def open_text(path: str) -> BinaryIO:
 
             buffered = io.BufferedReader(pa.CompressedInputStream(file, compression), 1 << 20)
     head = buffered.peek(_HEAD_BYTES)[:-1]  # type: ignore[attr-defined]  # the last byte may be the CR of a CR LF
-    return buffered if b"\n" in head or b"\r" not in head else io.BytesIO(buffered.read().replace(b"\r", b"\n"))
+    if b"\n" in head or b"\r" not in head:
+        return buffered
+    content = buffered.read()
+    return io.BytesIO(content if b"\n" in content else content.replace(b"\r", b"\n"))
 
 
 def lines_from(path: str, start: int, end: int | None) -> Iterator[tuple[int, bytes]]:

@@ -168,7 +168,8 @@ class Tokenizer:
 
         WordPiece marks the pieces that continue a word. A piece of Unigram and BPE begins a word after a space; at a
         punctuation mark or symbol, and after one, as in BERT's own splitting; and anywhere in scripts that are written
-        without spaces, such as Chinese characters, kana, Thai and Khmer. Pieces without such marks are words.
+        without spaces, such as Chinese characters, kana, Thai and Khmer. A piece of bytes begins one if all characters
+        that begin with them do. Pieces without such marks are words.
         """
         begins, ends = self._word_bounds
         continues: np.ndarray = ~begins[input_ids]
@@ -187,9 +188,14 @@ class Tokenizer:
         for index, (piece, text) in enumerate(zip(self.vocab, texts, strict=True)):
             if piece not in self.special_tokens:
                 word = text.removeprefix(" ")
-                begins[index] = text != word or (bool(word) and not _joins(word[0]))
+                first = word[:1] if word[:1] != _DAMAGED else self._possible(piece)
+                begins[index] = text != word or (bool(word) and not any(map(_joins, first)))
                 ends[index] = bool(word) and not _joins(word[-1])
         return begins, ends
+
+    def _possible(self, piece: str) -> str:
+        """Returns the first and the last of the characters that begin with the bytes of a piece."""
+        return "".join(self._text(piece + last * 3)[0] for last in ("Ģ", "¿"))  # as bytes: 0x80 and 0xBF
 
     def _text(self, piece: str) -> str:
         """Returns the text of a piece of Unigram or BPE, with the space before it if its word begins with it."""

@@ -247,10 +247,9 @@ def _make_evaluate(
     loader, target = phase.eval_loader, phase.config.target
     evaluator = Evaluator(run.mesh, spec.graph, spec.shardings.parameters, loader, make_objective(phase.config))
     samples = MaskedSamples(run.mesh, spec, loader, phase.config.tracking.samples) if loader.batches else None
-    available = sum(dataset.size("eval") for dataset in loader.datasets)
     measured = {
         "data": ",".join(dataset.info.hash for dataset in loader.datasets),
-        "sequences": min(loader.batches * loader.batch_size, available),
+        "sequences": sum(map(loader.real_rows, range(loader.batches))),
     }
 
     def evaluate(step: int, state: TrainState) -> dict[str, float]:

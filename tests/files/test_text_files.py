@@ -87,3 +87,16 @@ def test_a_line_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "a.txt").write_bytes(b"short\n" + b"x" * 101 + b"\n")
     with pytest.raises(InputError, match=r"a\.txt:2: .*\b100 bytes"):
         documents(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b"a\rb\r", [b"a", b"b"]),
+        (b"a" * 9_000 + b"\rb\r\nc\r\nd", [b"a" * 9_000 + b"\rb\r", b"c\r", b"d"]),
+        (b"a\rb" + b"c" * 9_000 + b"\nd", [b"a\rb" + b"c" * 9_000, b"d"]),
+    ],
+)
+def test_cr_ends_lines_of_files_without_lf(content: bytes, lines: list[bytes], tmp_path: Path):
+    (tmp_path / "a.txt").write_bytes(content)
+    assert [line for _, line in text_files.lines_from(str(tmp_path / "a.txt"), 0, None)] == lines

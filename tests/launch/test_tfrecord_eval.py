@@ -1,5 +1,6 @@
 """launch/tfrecord_eval.py, on records of TFDS's message types that TensorBoard writes."""
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -55,6 +56,9 @@ def test_the_sequences_are_those_of_the_records_unmasked(
     assert main([str(without_eval), str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     assert capsys.readouterr().out.startswith("8 sequences")
     before, after = PreparedDataset(str(dataset_dir)), PreparedDataset(str(without_eval))
+    described = json.loads((without_eval / "provenance.json").read_text())["runs"][-1]
+    assert described["dataset_hash"] == after.info.hash
+    assert described["inputs"] == {"eval_files": [str(tmp_path / name) for name in "ab"]}
     found, expected = (dataset.instances("eval", np.arange(8)) for dataset in (after, before))
     for name in ("input_ids", "token_type_ids", "sequence_ids", "is_random_next", "is_single"):
         np.testing.assert_array_equal(found[name], expected[name])

@@ -10,6 +10,9 @@ from support.devices import one_device  # noqa: F401
 from bert_jax import cli
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.data.report import inspect_dataset
+from bert_jax.text.tokenizer import Tokenizer
+from bert_jax.text.vocabulary_options import VocabularyOptions
+from bert_jax.text.vocabulary_training import train_vocabulary
 
 PARTS = {  # who, does what, where; each combination is a sentence
     "th": (["ฉัน", "แม่", "เพื่อน", "เด็ก"], ["กินข้าว", "อ่านหนังสือ", "ดูหนัง"], ["ที่บ้าน", "ในสวน", "ที่โรงเรียน", "ในเมือง"]),
@@ -67,3 +70,19 @@ def test_pieces_of_sentences_without_spaces(language, tmp_path):
         assert 3 <= len(ids) < 0.6 * len(line)  # neither whole sentences nor single characters
         assert tokenizer.decode(ids) == unicodedata.normalize("NFKC", line)
         assert not tokenizer.continues_word(np.array([ids])).any()  # each piece is masked on its own
+
+
+@pytest.mark.parametrize("text", ["日本語の文です。それは良い。", "中文没有空格。", "ﬁ日ſ"])
+def test_characters_in_bytes_are_words_of_their_own(text: str):
+    """A vocabulary of English spells them in bytes."""
+    tokenizer = train_vocabulary(["The owl sat on the ship.\n" * 50], VocabularyOptions(kind="byte_bpe", size=300))
+    continues, spelled = continuation(tokenizer, text), f" {text}".encode()  # the first word has a space before it
+    begins = [place for place, byte in enumerate(spelled) if 0xE3 <= byte <= 0xE9]
+    assert len(continues) == len(spelled)
+    assert not continues[begins].any()
+    assert all(continues[place + part] for place in begins for part in (1, 2))
+    assert continuation(tokenizer, "жизнь").tolist() == [False] + [True] * 10
+
+
+def continuation(tokenizer: Tokenizer, text: str) -> np.ndarray:
+    return tokenizer.continues_word(np.array(tokenizer.encode_batch([text])))[0]

@@ -231,10 +231,15 @@ def build(job: Job, runs: Sequence[Run], repeated: Run, bucket: Bucket) -> Built
 def _make_instances(
     job: Job, bucket: Bucket, documents: Sequence[Document], hashes: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the instances of documents [n] sorted by hash: ids [N], `Instance`s int32 [N, 5], and documents [N]."""
+    """Returns the instances of documents [n]: ids [N], `Instance`s int32 [N, 5], and documents [N].
+
+    Documents with equal hashes are adjacent. They are numbered, so that ids are unique.
+    """
     options = job.options
-    _, first, counts = np.unique(hashes, return_index=True, return_counts=True)
-    copy = np.arange(len(hashes)) - np.repeat(first, counts)
+    first = np.flatnonzero(np.r_[True, hashes[1:] != hashes[:-1]])
+    copy = (np.arange(len(hashes)) - np.repeat(first, np.diff(np.r_[first, len(hashes)]))).astype(np.uint64)
+    high = copy >> np.uint64(16)  # the counter has room for 16 bits
+    keys = np.where(high, random_bits(hashes, high), hashes)
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for number in range(options.dupe_factor):
         rng = make_rng(job.seed, bucket.split, bucket.hashes[0], number)
@@ -247,8 +252,8 @@ def _make_instances(
         owner = np.repeat(np.arange(len(sizes)), sizes)
         ordinal = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         with np.errstate(over="ignore"):
-            counter = (ordinal + (number << 32)).astype(np.uint64) + (copy[owner].astype(np.uint64) << np.uint64(48))
-        parts.append((random_bits(hashes[owner], counter), np.array(flat, np.int32).reshape(-1, 5), owner))
+            counter = (ordinal + (number << 32)).astype(np.uint64) + (copy[owner] << np.uint64(48))
+        parts.append((random_bits(keys[owner], counter), np.array(flat, np.int32).reshape(-1, 5), owner))
     ids, spans, owners = (np.concatenate(each) for each in zip(*parts, strict=True))
     return ids, spans, owners
 

@@ -119,6 +119,19 @@ def test_each_dataset_of_a_mixture_has_its_own_loss(dataset_dir, other_dir, tmp_
         for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy"):
             assert row[f"{name}_{index}"] == pytest.approx(alone[name], rel=1e-5)
     assert min(row["mlm_loss_0"], row["mlm_loss_1"]) < row["mlm_loss"] < max(row["mlm_loss_0"], row["mlm_loss_1"])
+    assert row["sequences"] == sum(PreparedDataset(str(folder)).size("eval") for folder in folders)
+
+
+def test_sequences_of_an_evaluation_are_those_that_were_measured(dataset_dir, other_dir, tmp_path):
+    folders = [dataset_dir, other_dir]
+    sizes = [PreparedDataset(str(folder)).size("eval") for folder in folders]
+    size = -(-(min(sizes) + 1) // 8) * 8  # the first batch of the smaller one is not full
+    count = sum(-(-split // size) for split in sizes) - 1
+    pretrain(config(folders, total_steps=3, eval_batches=count, global_batch_size=size), str(tmp_path / "run"))
+    (row,) = helpers.eval_rows(tmp_path / "run")
+    loader = EvalLoader([PreparedDataset(str(folder)) for folder in folders], batch_size=size)
+    assert row["sequences"] == sum((loader.batch(number)["masked_weights"].any(1)).sum() for number in range(count))
+    assert row["sequences"] < count * size
 
 
 @pytest.mark.long

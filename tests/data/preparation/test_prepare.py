@@ -1,6 +1,7 @@
 import gzip
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from support.preparing import files, run
 
 from bert_jax.data.corpora import corpus
 from bert_jax.data.dataset import Counts
+from bert_jax.data.preparation import shards
 from bert_jax.data.preparation.pipeline import PrepareOptions
 from bert_jax.errors import InputError
 
@@ -148,6 +150,15 @@ def test_dupe_factor(corpus_file, tokenizer, tmp_path):
     assert not Counter(segments(one, "train")) - Counter(pairs)
     ids = five.instances("train", np.arange(five.size("train")))["instance_ids"]
     assert len(np.unique(ids)) == len(ids)
+
+
+@pytest.mark.parametrize(("hashes", "copies"), [([2, 0, 1], [2, 1, 1]), ([3], [70_000])])
+def test_ids_of_equal_documents_are_unique(hashes, copies):
+    job = SimpleNamespace(options=PrepareOptions(pairs="none"), seed=0)
+    hashes = np.repeat(np.array(hashes, np.uint64), copies)
+    documents = [[4 * number, 4 * number + 4] for number in range(len(hashes))]
+    ids, _, _ = shards._make_instances(job, shards.Bucket("train", "x", (0, 1), (0, 9)), documents, hashes)
+    assert len(np.unique(ids)) == len(ids) >= len(documents)
 
 
 def test_text_without_a_token_is_dropped(tokenizer, tmp_path):
