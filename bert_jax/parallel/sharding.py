@@ -48,11 +48,11 @@ def parameter_shardings(mesh: Mesh | AbstractMesh, info: Parameters) -> Paramete
 def gather_model(
     graph: nnx.GraphDef[Any], parameters: Parameters, shardings: Parameters, reduce_dtype: jnp.dtype
 ) -> Callable[..., Any]:
-    """Builds the model from parameters that may be sharded along `fsdp`, and returns it as a function.
+    """Builds the model from parameters that may be sharded along `fsdp` and `data`, and returns it as a function.
 
-    Embeddings and heads are all-gathered here, each layer where it runs. A parameter is cast to the type of the
-    computation before its all-gather if its `ParameterInfo` says so; its gradient is reduce-scattered in
-    `reduce_dtype`.
+    Embeddings and heads are all-gathered here, as is what is sharded by layer; each layer where it runs. A parameter is
+    cast to the type of the computation before its all-gather if its `ParameterInfo` says so; its gradient is
+    reduce-scattered in `reduce_dtype`.
     """
     model = nnx.merge(graph, parameters)
     info = parameter_info(model)
@@ -64,10 +64,16 @@ def gather_model(
         result: Parameters = jax.tree.map(gather_one, layer, layer_shardings, info["encoder"]["layers"])
         return result
 
+    def gather_layers(value: jax.Array, sharding: NamedSharding, info: ParameterInfo) -> jax.Array:
+        kept = (axis if place == 0 or axis == "tensor" else None for place, axis in enumerate(sharding.spec))
+        return gather_one(value, NamedSharding(sharding.mesh, PartitionSpec(*kept)), info)
+
     outside = {part: jax.tree.map(gather_one, parameters[part], shardings[part], info[part]) for part in parameters
                if part != "encoder"}  # fmt: skip
-    merged: Callable[..., Any] = nnx.merge(graph, {**parameters, **outside})
     stacked = shardings["encoder"]["layers"]
+    layers = jax.tree.map(gather_layers, parameters["encoder"]["layers"], stacked, info["encoder"]["layers"])
+    encoder = {**parameters["encoder"], "layers": layers}
+    merged: Callable[..., Any] = nnx.merge(graph, {**parameters, **outside, "encoder": encoder})
     if not any(any(manual_spec(sharding)) for sharding in jax.tree.leaves(stacked)):
         return merged
     layer_shardings = jax.tree.map(_of_layer, stacked)

@@ -65,6 +65,7 @@ PEAK_FLOPS = {
     "NVIDIA H100 PCIe": 756e12,
     "NVIDIA H100 NVL": 835e12,
     "NVIDIA H200": 989e12,
+    "NVIDIA H200 NVL": 835e12,
     "NVIDIA GH200": 989e12,
     "NVIDIA B200": 2250e12,
     "NVIDIA GB200": 2500e12,
@@ -88,11 +89,14 @@ def _short_name(kind: str) -> str:
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Returns the dense bf16 FLOP/s of a device, by its name or by the longest known prefix of it; None if unknown."""
+    """Returns the dense bf16 FLOP/s of a device, by its name or by the longest known prefix of it; None if unknown.
+
+    So is a MIG instance, a part of a GPU.
+    """
     if device_kind in PEAK_FLOPS:
         return PEAK_FLOPS[device_kind]
     matches = [name for name in PEAK_FLOPS if device_kind.startswith((f"{name} ", f"{name}-")) and "NVIDIA" in name]
-    return PEAK_FLOPS[max(matches, key=len)] if matches else None
+    return PEAK_FLOPS[max(matches, key=len)] if matches and " MIG " not in device_kind else None
 
 
 RATES = ("examples_per_second", "tokens_per_second", "mfu", "step_seconds", "input_wait_share")

@@ -81,13 +81,17 @@ def initialize_from(checkpoint: Checkpoint, spec: StateSpec) -> TrainState:
     parts = spec.abstract.parameters
     shared = [part for part in parts if part in ("embeddings", "encoder", *checkpoint.heads)]
     shardings = {part: spec.shardings.parameters[part] for part in shared}
-    loaded = checkpoint.load_parameters(shardings, parts=shared)
+    table, before = parts["embeddings"].get("position"), checkpoint.bert_config.max_position_embeddings
+    after = before if table is None else len(table)
+    if after > before:  # no axis of the mesh need divide the rows of the checkpoint
+        replicated = {**shardings["embeddings"], "position": spec.shardings.step}
+        loaded = checkpoint.load_parameters({**shardings, "embeddings": replicated}, parts=shared)
+    else:
+        loaded = checkpoint.load_parameters(shardings, parts=shared)
     log.info("Initialized from the parameters of %s", checkpoint.path)
     if "transform" in parts and (transform := _load_transform(checkpoint, spec)):
         loaded = {**loaded, "transform": transform}
-    table = parts["embeddings"].get("position")
-    before = checkpoint.bert_config.max_position_embeddings
-    if table is not None and (after := len(table)) > before:
+    if after > before:
         log.info(
             "Positions: %d instead of %d; the embeddings of positions %d to %d start as copies of those from 0",
             after, before, before, after - 1,

@@ -27,13 +27,15 @@ def test_a_frozen_encoder_runs_forward_alone():
         ("TPU v3", 61.5), ("TPU v4", 275), ("TPU v5 lite", 197), ("TPU v5", 459), ("TPU v5p", 459),
         ("TPU v6 lite", 918), ("TPU7x", 1153.5),  # half a chip
         ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA H200", 989), ("NVIDIA B200", 2250), ("NVIDIA GB200", 2500),
+        ("NVIDIA H200", 989), ("NVIDIA H200 NVL", 835), ("NVIDIA B200", 2250), ("NVIDIA GB200", 2500),
     ],
 )  # fmt: skip
 def test_peaks_are_known_by_device_kind(device_kind: str, tera: float):
     assert peak_flops(device_kind) == pytest.approx(tera * 1e12)
 
 
-@pytest.mark.parametrize("device_kind", ["cpu", "TPU v4 lite", "TPU v5 next", "TPU v55", "NVIDIA H1000", "NVIDIA"])
+@pytest.mark.parametrize(
+    "device_kind", ["cpu", "TPU v4 lite", "TPU v5 next", "TPU v55", "NVIDIA H1000", "NVIDIA", "NVIDIA H200 MIG 1g.18gb"]
+)
 def test_device_name_that_is_a_prefix_of_another_is_distinct(device_kind: str):
     assert peak_flops(device_kind) is None

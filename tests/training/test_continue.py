@@ -1,6 +1,7 @@
 """`--config=continue`: sizes and objective of a checkpoint, and the scores before and after, on both domains."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -12,10 +13,15 @@ from support.runs import rows_without_times
 
 from bert_jax import Training, cli
 from bert_jax.config import load_config
+from bert_jax.config_keys import MeshKeys, OptimizerKeys
 from bert_jax.errors import InputError
+from bert_jax.model import abstract_parameters
+from bert_jax.parallel.mesh import make_mesh
 from bert_jax.training.checkpoints import Checkpoint, open_checkpoint
-from bert_jax.training.initialization import fill_in_from_checkpoint
+from bert_jax.training.initialization import fill_in_from_checkpoint, initialize_from
+from bert_jax.training.optimizer import make_optimizer
 from bert_jax.training.pretrain import pretrain
+from bert_jax.training.train_step import describe_state
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +85,16 @@ def test_positions_repeat_for_longer_sequences(init: Checkpoint, vocabulary: lis
     np.testing.assert_array_equal(new["embeddings"].pop("position"), np.concatenate([before, before]))
     del old["embeddings"]["position"]
     jax.tree.map(np.testing.assert_array_equal, new, old)
+
+
+def test_positions_repeat_on_any_number_of_devices(init: Checkpoint):
+    """The 64 positions of the checkpoint are not divisible by the devices, which shard the 96 of the model."""
+    mesh, model = make_mesh(MeshKeys(6), jax.devices()[:6]), replace(init.bert_config, max_position_embeddings=96)
+    optimizer = make_optimizer(OptimizerKeys(), abstract_parameters(model)[2])
+    state = initialize_from(init, describe_state(mesh, model, optimizer, seed=0, zero1=True))
+    table, before = state.parameters["embeddings"]["position"], init.load_parameters()["embeddings"]["position"]
+    assert table.sharding.spec[0] == "data"
+    np.testing.assert_array_equal(table, np.concatenate([before, before[:32]]))
 
 
 def test_another_vocabulary_is_refused(vocabulary: list[str], init: Checkpoint, tmp_path: Path):

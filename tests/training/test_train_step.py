@@ -22,6 +22,7 @@ from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.parallel.mesh import make_mesh, put_batch, put_everywhere
 from bert_jax.parallel.sharding import partition_spec
 from bert_jax.training import objectives
+from bert_jax.training.evaluation import make_eval_step
 from bert_jax.training.optimizer import learning_rate_schedule, make_optimizer
 from bert_jax.training.train_step import StateSpec, TrainStep, describe_state, key_data, make_train_step
 
@@ -110,6 +111,25 @@ def test_step_with_dropout_is_the_same_on_every_mesh(sizes, one_device):
         for name in ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "grad_norm"):
             np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=name)
     assert_close(run.parameters(), parameters, rtol=1e-5, atol=2e-5)
+
+
+def evaluate(run: Run) -> objectives.Sums:
+    batch = {**make_batch(0), "unigram_nats": np.ones((ROWS, PREDICTIONS), np.float32)}
+    step = make_eval_step(run.mesh, run.spec.graph, run.spec.shardings.parameters, objectives.pretraining(nsp=True))
+    with jax.set_mesh(run.mesh):
+        return jax.device_get(step(run.state.parameters, put_batch(run.mesh, batch)))
+
+
+@pytest.mark.parametrize("scan_layers", [True, False])
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (4, 2, 1), (4, 1, 2), (2, 1, 1)])
+def test_evaluation_is_the_same_on_every_mesh(sizes: tuple[int, int, int], scan_layers: bool):
+    """Beside another axis `data` shards some parameters by layer."""
+    model = dataclasses.replace(WITHOUT_DROPOUT, num_hidden_layers=4)
+    data, fsdp, tensor = sizes
+    run = Run(model, data=data, fsdp=fsdp, tensor=tensor, zero1=True, scan_layers=scan_layers)
+    specs = [leaf.spec for leaf in jax.tree.leaves(run.spec.shardings.parameters["encoder"]["layers"])]
+    assert any(spec[0] == "data" for spec in specs) == (fsdp * tensor > 1)
+    assert_close(evaluate(run), evaluate(Run(model)), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("scan_layers", [pytest.param(True, marks=pytest.mark.long), False])
