@@ -135,10 +135,12 @@ def _rows(folder: epath.Path) -> list[dict[str, Any]]:
 
 
 def agree(config: PretrainConfig, folder: epath.Path) -> str:
-    """Compares the losses of the first steps with those of a CPU and of other meshes."""
+    """Compares the losses of the first steps, and of an evaluation, with those of a CPU and of other meshes."""
     reference, differences = _first_losses(config, {}), []
     sizes = {f"mesh.{axis}": math.gcd(jax.device_count(), most) for axis, most in (("fsdp", 128), ("tensor", 8))}
     others: dict[str, Mapping[str, int]] = {f"{key}={size}": {key: size} for key, size in sizes.items() if size > 1}
+    if jax.device_count() % 4 == 0:
+        others["mesh.fsdp=2 mesh.zero1=True"] = {"mesh.fsdp": 2, "mesh.zero1": True}
     if "cpu" in (os.environ.get("JAX_PLATFORMS") or "cpu"):
         others = {"cpu": {}, **others}
     for name, overrides in others.items():
@@ -153,7 +155,7 @@ def agree(config: PretrainConfig, folder: epath.Path) -> str:
 def _first_losses(
     config: PretrainConfig, overrides: Mapping[str, Any], devices: Sequence[jax.Device] | None = None
 ) -> np.ndarray:
-    """Returns the losses of the first steps in fp32."""
+    """Returns the losses of the first steps in fp32, and the MLM loss of an evaluation."""
     # A high learning rate would amplify rounding errors.
     values = {"total_steps": 3, "optimizer.warmup_steps": 1, "optimizer.learning_rate": 1e-4, "dtype": "float32"}
     training, losses = Training(with_values(config, {**values, **overrides}), devices), []
@@ -162,4 +164,4 @@ def _first_losses(
         for _, batch in training.batches():
             state, metrics = training.step(state, batch)
             losses.append(jax.device_get(metrics["loss"]))
-    return np.array(losses)
+        return np.array([*losses, training.evaluate(state)["mlm_loss"]])

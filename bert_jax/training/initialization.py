@@ -83,11 +83,9 @@ def initialize_from(checkpoint: Checkpoint, spec: StateSpec) -> TrainState:
     shardings = {part: spec.shardings.parameters[part] for part in shared}
     table, before = parts["embeddings"].get("position"), checkpoint.bert_config.max_position_embeddings
     after = before if table is None else len(table)
-    if after > before:  # no axis of the mesh need divide the rows of the checkpoint
-        replicated = {**shardings["embeddings"], "position": spec.shardings.step}
-        loaded = checkpoint.load_parameters({**shardings, "embeddings": replicated}, parts=shared)
-    else:
-        loaded = checkpoint.load_parameters(shardings, parts=shared)
+    replicated = {"position": spec.shardings.step} if after > before else {}  # no axis need divide its fewer rows
+    placed = {**shardings, "embeddings": {**shardings["embeddings"], **replicated}}
+    loaded = checkpoint.load_parameters(placed, parts=shared)
     log.info("Initialized from the parameters of %s", checkpoint.path)
     if "transform" in parts and (transform := _load_transform(checkpoint, spec)):
         loaded = {**loaded, "transform": transform}
