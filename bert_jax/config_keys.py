@@ -147,7 +147,7 @@ class RunConfig(Section):
     # Type in which gradients are reduced; bfloat16 halves the traffic.
     gradient_reduce_dtype: Literal["float32", "bfloat16"] = "float32"
     # True scans over the layers; False unrolls them, which compiles longer and is faster. auto unrolls up to 12 layers
-    # on a CPU and 24 on a TPU, and scans otherwise.
+    # on a CPU and 24 on a TPU without both fsdp and tensor, and scans otherwise.
     scan_layers: bool | Literal["auto"] = "auto"
     checkpoint: CheckpointKeys = CheckpointKeys()
     profile: ProfileKeys = ProfileKeys()

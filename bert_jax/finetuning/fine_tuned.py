@@ -72,12 +72,10 @@ def read_task(config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[Task, Split
 
 
 def digests(config: FinetuneConfig) -> dict[str, str]:
-    """Returns the SHA-256 of each file of the task, by split. Raises as `open_to_read`."""
-    result = {}
-    for split, path in _files(KINDS[config.task.kind].from_config(config), config).items():
-        with remote.open_to_read(path) as file:
-            result[split] = hashlib.sha256(file.read()).hexdigest()
-    return result
+    """Returns the SHA-256 of each file of the task, by split. Raises as `read_whole`."""
+    files = _files(KINDS[config.task.kind].from_config(config), config)
+    contents = {split: atomic.read_whole(remote.parse_path(path)) for split, path in files.items()}
+    return {split: hashlib.sha256(content).hexdigest() for split, content in contents.items()}
 
 
 def _files(task: Task, config: FinetuneConfig) -> dict[str, str]:

@@ -168,7 +168,7 @@ def _record(setup: _Setup, task: Task) -> dict[str, Any]:
 def build_settings(config: FinetuneConfig, mesh: Mesh, model: BertConfig, head: TaskHead) -> dict[str, Any]:
     """Returns the settings of the model with its head, for `abstract_parameters`."""
     platform = mesh.devices.flat[0].platform
-    return {"build": BertForTask, "head": head, **model_settings(config, model.num_hidden_layers, platform)}
+    return {"build": BertForTask, "head": head, **model_settings(config, model.num_hidden_layers, platform, mesh)}
 
 
 def plan_step(
@@ -357,7 +357,7 @@ def check_same_run(
 ) -> None:  # fmt: skip
     """Raises InputError if the run in a folder had another config, or started from other parameters than `encoder`.
 
-    So it does if one of `files`, by the digests of the task, is another than the run had.
+    So it does if one of `files`, the task's `digests`, is not that of the run.
     """
     check_same_config(folder, from_mapping(FinetuneConfig, before), config, CHANGEABLE)
     path = folder / provenance.FILE

@@ -83,7 +83,7 @@ def initialize_from(checkpoint: Checkpoint, spec: StateSpec) -> TrainState:
     shardings = {part: spec.shardings.parameters[part] for part in shared}
     table, before = parts["embeddings"].get("position"), checkpoint.bert_config.max_position_embeddings
     after = before if table is None else len(table)
-    replicated = {"position": spec.shardings.step} if after > before else {}  # no axis need divide its fewer rows
+    replicated = {"position": spec.shardings.step} if after > before else {}  # its rows may not be divisible
     placed = {**shardings, "embeddings": {**shardings["embeddings"], **replicated}}
     loaded = checkpoint.load_parameters(placed, parts=shared)
     log.info("Initialized from the parameters of %s", checkpoint.path)

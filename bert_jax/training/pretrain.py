@@ -179,7 +179,7 @@ def plan_state(
     if untrained := [part for part in make_objective(config).untrained if part in info]:
         optimizer = leave_untrained(optimizer, untrained)
     platform = platform or mesh.devices.flat[0].platform
-    settings = model_settings(config, model.num_hidden_layers, platform)
+    settings = model_settings(config, model.num_hidden_layers, platform, mesh)
     zero1 = shards_state(config.mesh.zero1, platform)
     return optimizer, describe_state(mesh, model, optimizer, config.seed, zero1=zero1, **settings)
 

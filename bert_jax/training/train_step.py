@@ -64,16 +64,20 @@ def shards_state(setting: bool | str, platform: str) -> bool:
     return platform == "tpu" if setting == "auto" else bool(setting)
 
 
-def model_settings(config: RunConfig, num_layers: int, platform: str) -> dict[str, Any]:
+def model_settings(
+    config: RunConfig, num_layers: int, platform: str, mesh: Mesh | AbstractMesh
+) -> dict[str, Any]:  # fmt: skip
     """Returns the settings of a run's model on devices of `platform`, for `abstract_parameters`.
 
     A scan over the layers stacks arrays for the backward pass, which takes 5 to 10% of a training step on a CPU and a
-    third on a TPU, where unrolled layers take three times as long to compile.
+    third on a TPU, where unrolled layers take three times as long to compile. Along both `fsdp` and `tensor` XLA:TPU
+    aborts while it partitions unrolled layers.
     """
+    aborts = platform == "tpu" and mesh.shape["fsdp"] > 1 and mesh.shape["tensor"] > 1
+    unrolled = 0 if aborts else UNROLLED_LAYERS.get(platform, 0)
     return {
         "dtype": compute_dtype(config.dtype, platform), "attention": config.attention, "remat": config.remat,
-        "scan_layers":
-            num_layers > UNROLLED_LAYERS.get(platform, 0) if config.scan_layers == "auto" else config.scan_layers,
+        "scan_layers": num_layers > unrolled if config.scan_layers == "auto" else config.scan_layers,
     }  # fmt: skip
 
 

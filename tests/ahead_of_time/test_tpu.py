@@ -52,6 +52,13 @@ def test_data_parallel_sends_one_gradient_and_nothing_in_a_loop():
 
 
 @pytest.mark.long
+def test_a_step_on_all_axes_of_a_mesh_compiles():
+    found = compiled("--topology=v5e:2x4", mesh__fsdp=2, mesh__tensor=2)
+    assert found["mesh"] == {"data": 2, "fsdp": 2, "tensor": 2}
+    assert any(one["loops"] for one in found["collectives"])  # layers are not unrolled
+
+
+@pytest.mark.long
 def test_gradients_are_sent_in_the_type_that_is_chosen_and_programs_of_v6e_can_be_read():
     found = compiled("--topology=v6e:2x4", gradient_reduce_dtype="bfloat16", mesh__zero1=False)
     (gradients,) = [one for one in found["collectives"] if one["bytes"] > 1000]

@@ -238,8 +238,7 @@ def _make_instances(
     options = job.options
     first = np.flatnonzero(np.r_[True, hashes[1:] != hashes[:-1]])
     copy = (np.arange(len(hashes)) - np.repeat(first, np.diff(np.r_[first, len(hashes)]))).astype(np.uint64)
-    high = copy >> np.uint64(16)  # the counter has room for 16 bits
-    keys = np.where(high, random_bits(hashes, high), hashes)
+    keys = np.where(copy >> 16, random_bits(hashes, copy >> 16), hashes)  # the counter has room for 16 bits
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for number in range(options.dupe_factor):
         rng = make_rng(job.seed, bucket.split, bucket.hashes[0], number)

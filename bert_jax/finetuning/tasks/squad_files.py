@@ -195,8 +195,8 @@ def best_thresholds(
       questions: the questions to tune on.
       predictions: for each, the best non-empty answer. Predictions that a threshold has already set to "" hide the
         effect of a higher threshold.
-      null_odds: for each; null odds greater than the threshold mean "no answer". If it is best for all questions,
-        the threshold is 0.0, as the script's, or else below all null odds.
+      null_odds: for each; null odds greater than the threshold mean "no answer". Where that is best for every question,
+        the threshold is 0.0, as the script's, if all null odds are above it, and otherwise below all of them.
     """
     has_answer, exact, f1s = _scores(questions, predictions)
     order = np.argsort(null_odds, kind="stable")
