@@ -16,6 +16,9 @@ from bert_jax.config_keys import MeshKeys, PretrainConfig
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 
+AnyMesh = Mesh | AbstractMesh
+"""The second has no devices; programs can be compiled for it."""
+
 MESH_AXES = ("data", "fsdp", "tensor")
 
 BATCH_AXES = ("data", "fsdp")
@@ -88,7 +91,7 @@ def between_slices(sizes: Mapping[str, int], slices: int) -> tuple[int, int, int
     return data, fsdp, 1
 
 
-def batch_mesh_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
+def batch_mesh_axes(mesh: AnyMesh) -> tuple[str, ...]:
     """Returns the mesh axes that shard rows: those of `BATCH_AXES` with more than one device.
 
     XLA fails on a psum over an axis of one device next to a larger auto axis.
@@ -96,7 +99,7 @@ def batch_mesh_axes(mesh: Mesh | AbstractMesh) -> tuple[str, ...]:
     return tuple(axis for axis in BATCH_AXES if mesh.shape[axis] > 1)
 
 
-def fill_in_accumulation(mesh: Mesh | AbstractMesh, config: PretrainConfig) -> PretrainConfig:
+def fill_in_accumulation(mesh: AnyMesh, config: PretrainConfig) -> PretrainConfig:
     """Infers `gradient_accumulation` from -1: the fewest microbatches that `max_rows_per_device` allows.
 
     Returns the config, which needs the number of devices. Raises InputError if the batch is not divisible by it.
@@ -115,9 +118,7 @@ def fill_in_accumulation(mesh: Mesh | AbstractMesh, config: PretrainConfig) -> P
     return replace(config, gradient_accumulation=microbatches)
 
 
-def check_divisibility(
-    mesh: Mesh | AbstractMesh, model: BertConfig, global_batch_size: int, gradient_accumulation: int
-) -> None:
+def check_divisibility(mesh: AnyMesh, model: BertConfig, global_batch_size: int, gradient_accumulation: int) -> None:
     """Raises InputError, with the key, for a size that is not divisible by its mesh axes."""
     rows = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
     if global_batch_size < 1 or gradient_accumulation < 1 or global_batch_size % (rows * gradient_accumulation):
@@ -138,7 +139,7 @@ def check_divisibility(
 # --- Batches of the host ----------------------------------------------------------------------------------------------
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
+def batch_sharding(mesh: AnyMesh) -> NamedSharding:
     """Returns the sharding of a batch entry [A, B / A, ...]: rows are sharded along data and fsdp, microbatches not."""
     return NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
 
@@ -193,13 +194,13 @@ def put_flag(mesh: Mesh, value: bool) -> jax.Array:
     return jax.make_array_from_callback((mesh.size,), flag_sharding(mesh), lambda _: here)
 
 
-def flag_sharding(mesh: Mesh) -> NamedSharding:
+def flag_sharding(mesh: AnyMesh) -> NamedSharding:
     """Returns the sharding of `put_flag`."""
     return NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
 
 def abstract_batch(
-    mesh: Mesh, batch: Batch[Any], microbatches: int = 1, *, batch_size: int
+    mesh: AnyMesh, batch: Batch[Any], microbatches: int = 1, *, batch_size: int
 ) -> Batch[jax.ShapeDtypeStruct]:
     """Returns the shapes, types and shardings of what `put_batch` returns; `batch` has arrays or their shapes."""
     sharding = batch_sharding(mesh)

@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.batch import Batch
 from bert_jax.model.bert import Parameters
 from bert_jax.model.layers import ParameterInfo, parameter_info
-from bert_jax.parallel.mesh import batch_mesh_axes, batch_sharding
+from bert_jax.parallel.mesh import AnyMesh, batch_mesh_axes, batch_sharding
 
 RULES: dict[str, str | None] = {
     "embed": "fsdp",
@@ -39,7 +39,7 @@ def partition_spec(logical_axes: tuple[str | None, ...]) -> PartitionSpec:
     return PartitionSpec(*(None if name is None else RULES[name] for name in logical_axes))
 
 
-def parameter_shardings(mesh: Mesh | AbstractMesh, info: Parameters) -> Parameters:
+def parameter_shardings(mesh: AnyMesh, info: Parameters) -> Parameters:
     """Returns a `NamedSharding` for every parameter; `info` has its `ParameterInfo`, see `abstract_parameters`."""
     result: Parameters = jax.tree.map(lambda one: NamedSharding(mesh, partition_spec(one.logical_axes)), info)
     return result
@@ -108,7 +108,7 @@ def shard_bytes(tree: Any) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def like_parameters(mesh: Mesh | AbstractMesh, tree: Any, parameters: Parameters, shardings: Parameters) -> Any:
+def like_parameters(mesh: AnyMesh, tree: Any, parameters: Parameters, shardings: Parameters) -> Any:
     """Returns shardings for an optimizer's state, `tree`, which put moments on the devices of their parameters.
 
     In subtrees with the structure of `parameters`, arrays with the shape of theirs get its sharding. All other arrays

@@ -6,13 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config_keys import PretrainConfig, RunConfig
 from bert_jax.data.dataset import PreparedDataset
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.model.attention import CUDNN_HEADS, WITHOUT_DROPOUT
+from bert_jax.parallel.mesh import AnyMesh
 from bert_jax.sections import to_dict
 from bert_jax.tracking.trackers import check_wandb
 from bert_jax.training.optimizer import check_schedule, count_steps
@@ -84,13 +84,13 @@ def check_config(config: PretrainConfig, steps: int) -> None:
 
 
 def check_attention(
-    config: RunConfig, model: BertConfig, seq_len: int, mesh: Mesh | AbstractMesh, platform: str | None = None
+    config: RunConfig, model: BertConfig, seq_len: int, mesh: AnyMesh, platform: str | None = None
 ) -> None:
     """Raises InputError if the kernel in `attention` does not support the rest of the config.
 
     `platform` is that of the mesh's devices; it is required for an `AbstractMesh`.
     """
-    name, dropout, tensor = config.attention, config.model.attention_probs_dropout_prob, mesh.shape["tensor"]
+    name, dropout, tensor = config.attention, model.attention_probs_dropout_prob, mesh.shape["tensor"]
     if name == "xla":
         return
     kernel, here = "gpu" if name == "cudnn" else "tpu", platform or mesh.devices.flat[0].platform

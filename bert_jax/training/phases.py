@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.batch import Batch, map_arrays, pretraining_shapes
 from bert_jax.config_keys import PretrainConfig
@@ -31,7 +30,7 @@ from bert_jax.data.loading.masking import Masking, prediction_counts
 from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 from bert_jax.parallel import mesh as meshes
-from bert_jax.parallel.mesh import check_divisibility, fill_in_accumulation
+from bert_jax.parallel.mesh import AnyMesh, check_divisibility, fill_in_accumulation
 from bert_jax.sections import flatten, with_values
 from bert_jax.training.checks import (
     bert_config,
@@ -138,9 +137,7 @@ def plan_at(config: PretrainConfig, step: int) -> Plan:
     return next(plan for plan in plan_phases(config) if step <= plan.stop)
 
 
-def open_phases(
-    config: PretrainConfig, mesh: Mesh | AbstractMesh, platform: str | None = None
-) -> list[Phase]:  # fmt: skip
+def open_phases(config: PretrainConfig, mesh: AnyMesh, platform: str | None = None) -> list[Phase]:
     """Opens the datasets of the phases, checks them against model and mesh, and makes their loaders.
 
     `platform` is that of the mesh's devices; it is required for an `AbstractMesh`.
@@ -183,7 +180,7 @@ def _is_measured(metric: str, phase: Phase) -> bool:
 
 
 def fit_plan(
-    plan: Plan, mesh: Mesh | AbstractMesh, seq_len: int, vocab_size: int, source: str, platform: str | None = None
+    plan: Plan, mesh: AnyMesh, seq_len: int, vocab_size: int, source: str, platform: str | None = None
 ) -> tuple[Plan, BertConfig]:
     """Returns the plan with its inferred accumulation, and its model for rows of `seq_len` tokens of `source`.
 
@@ -263,7 +260,7 @@ def make_masking(config: PretrainConfig) -> Masking | None:
 
 
 def abstract_batch(
-    mesh: Mesh, config: PretrainConfig, seq_len: int, predictions: int, sequences: int
+    mesh: AnyMesh, config: PretrainConfig, seq_len: int, predictions: int, sequences: int
 ) -> Batch[jax.ShapeDtypeStruct]:
     """Returns the shapes and shardings of a step's batch on `mesh`: rows of L tokens, P predictions and K sequences.
 

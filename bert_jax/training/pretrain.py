@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from etils import epath
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 
 from bert_jax.batch import Batch
 from bert_jax.config_keys import PretrainConfig
@@ -22,7 +22,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count
 from bert_jax.model.bert import HEADS
-from bert_jax.parallel.mesh import make_mesh, put_batch, rows_here
+from bert_jax.parallel.mesh import AnyMesh, make_mesh, put_batch, rows_here
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.interpreter import StopSignal
 from bert_jax.sections import checked, to_dict
@@ -168,7 +168,7 @@ def describe_inputs(phases: Sequence[Phase], init: Checkpoint | None) -> dict[st
 
 
 def plan_state(
-    mesh: Mesh | AbstractMesh, config: PretrainConfig, model: BertConfig, platform: str | None = None
+    mesh: AnyMesh, config: PretrainConfig, model: BertConfig, platform: str | None = None
 ) -> tuple[optax.GradientTransformationExtraArgs, StateSpec]:
     """Makes the optimizer and the plan of the state. Phases differ only in how the model runs.
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.batch import Batch
 from bert_jax.config_keys import RunConfig
@@ -20,7 +20,7 @@ from bert_jax.errors import InputError
 from bert_jax.model import BertConfig, abstract_parameters, initialize
 from bert_jax.model.bert import Parameters
 from bert_jax.model.layers import row_keys
-from bert_jax.parallel.mesh import batch_mesh_axes, put_everywhere
+from bert_jax.parallel.mesh import AnyMesh, batch_mesh_axes, put_everywhere
 from bert_jax.parallel.sharding import (
     gather_along_data,
     gather_model,
@@ -64,9 +64,7 @@ def shards_state(setting: bool | str, platform: str) -> bool:
     return platform == "tpu" if setting == "auto" else bool(setting)
 
 
-def model_settings(
-    config: RunConfig, num_layers: int, platform: str, mesh: Mesh | AbstractMesh
-) -> dict[str, Any]:  # fmt: skip
+def model_settings(config: RunConfig, num_layers: int, platform: str, mesh: AnyMesh) -> dict[str, Any]:
     """Returns the settings of a run's model on devices of `platform`, for `abstract_parameters`.
 
     A scan over the layers stacks arrays for the backward pass, which takes 5 to 10% of a training step on a CPU and a
@@ -81,7 +79,7 @@ def model_settings(
     }  # fmt: skip
 
 
-def quick_compile_options(mesh: Mesh | AbstractMesh) -> dict[str, int | bool]:
+def quick_compile_options(mesh: AnyMesh) -> dict[str, int | bool]:
     """Returns options with which LLVM compiles for CPUs in a third to two thirds of the default's time.
 
     With jaxlib 0.10 a step of fine-tuning runs as fast as with the default, and an initial state has the same bits.
@@ -157,7 +155,7 @@ def key_data(seed: int) -> np.ndarray:
 
 
 def describe_state(
-    mesh: Mesh | AbstractMesh,
+    mesh: AnyMesh,
     model: BertConfig,
     optimizer: optax.GradientTransformationExtraArgs,
     seed: int,
