@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import small_study
 from etils import epath
 from processes import bert_jax
 from record import Record, make_parser
@@ -30,6 +29,22 @@ from bert_jax.training.phases import plan_phases
 ALWAYS, ENDS = ("STS-B",), ("SST-2", "MRPC")
 LENGTHS = (32, 128)
 """Tokens of a row, by phase."""
+FINE_TUNING = {
+    "optimizer.bias_correction": True, "optimizer.learning_rate": 3e-4, "num_epochs": 5, "data.sort_window": 16,
+    "task.max_seq_len": 128, "checkpoint.every_steps": 100_000, "search.seeds": (0, 1, 2, 3, 4),
+}  # fmt: skip
+NO_DROPOUT = {"model.hidden_dropout_prob": 0.0, "model.attention_probs_dropout_prob": 0.0}  # MRPC is too small for it
+TASKS = tuple(
+    {
+        "name": name, "config": f"finetune/glue:{config}", "columns": {name: measure},
+        "finetuning": {**FINE_TUNING, "data.path": f"glue/{name}", **settings},
+    }
+    for name, config, measure, settings in (
+        ("STS-B", "stsb", "dev/spearman", NO_DROPOUT),
+        ("SST-2", "sst2", "dev/accuracy", {**NO_DROPOUT, "num_epochs": 1}),
+        ("MRPC", "mrpc", "dev/f1", {}),
+    )
+)  # fmt: skip
 MEASURES = ("bert_jax/model", "bert_jax/training", "bert_jax/finetuning", "benchmarks/long_run.py")
 COLUMNS = {
     "million tokens": "{million_tokens:.0f}",
@@ -69,7 +84,7 @@ def get_config(folder: str = ""):
         )
         for step in steps
     )  # fmt: skip
-    config.tasks = tuple(task for task in small_study.TASKS if task["name"] in (*ALWAYS, *ENDS))
+    config.tasks = TASKS
     return config
 
 
