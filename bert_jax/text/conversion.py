@@ -6,6 +6,7 @@
 import json
 import logging
 import unicodedata
+from collections.abc import Mapping
 from typing import Any
 
 import sentencepiece
@@ -16,12 +17,13 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.errors import InputError, refused
 from bert_jax.files import atomic, remote
-from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer, read_settings, read_tokenizer
+from bert_jax.text.tokenizer import FILE, ROLES, SETTINGS, Tokenizer, read_settings, read_tokenizer
 from bert_jax.text.wordpiece import CONTINUATION, wordpiece_tokenizer
 
 log = logging.getLogger(__name__)
 
 VOCABULARY = "vocab.txt"
+ADDED_TOKENS = "added_tokens.json"
 SENTENCEPIECE_FILES = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model", "sentencepiece.model")
 _NORMALIZER, _TABLE = 3, 2  # fields in sentencepiece_model.proto: the normalization, and its table of strings
 _MOST_DIFFERENT = 0.05  # of the pieces or characters of `_compare`
@@ -31,8 +33,13 @@ _SETTINGS: dict[str, dict[str, Any]] = {  # of tokenizers of `transformers`: val
         "do_basic_tokenize": (True, None), "tokenize_chinese_chars": (True, None), "never_split": (None, []),
         "tokenizer_class": ("BertTokenizer", "BertTokenizerFast", None),
     },
-    ".model": {"do_lower_case": (False, None), "keep_accents": (True, None)},
+    ".model": {
+        "do_lower_case": (False, None), "keep_accents": (True, None),
+        # Others number the pieces anew, as XLMRobertaTokenizer.
+        "tokenizer_class": ("AlbertTokenizer", "AlbertTokenizerFast", "T5Tokenizer", "BertGenerationTokenizer", None),
+    },
 }  # fmt: skip
+_ALBERT = {"do_lower_case": True, "keep_accents": False}  # what AlbertTokenizer does unless it is stated
 
 
 def convert_vocabulary(path: str, *, cased: bool = False, keep_accents: bool = False) -> Tokenizer:
@@ -70,24 +77,46 @@ def open_folder(folder: epath.Path, *, lowercase: bool | None = None) -> Tokeniz
       InputError: there is no tokenizer, its settings contradict it, or the case of a `vocab.txt` is unknown.
     """
     settings = read_settings(folder)
-    stated = settings.get("do_lower_case") if lowercase is None else lowercase
+    settings |= {} if lowercase is None else {"do_lower_case": lowercase}
     if (folder / FILE).exists():
-        tokenizer = read_tokenizer(folder / FILE)
-        if tokenizer.kind == "wordpiece" and stated not in (None, tokenizer.lowercase):
-            raise InputError(f"{folder}: do_lower_case={json.dumps(stated)} contradicts {FILE}; correct one of them")
-        return tokenizer
+        return _check_settings(folder, read_tokenizer(folder / FILE), settings)
     found = [folder / name for name in (VOCABULARY, *SENTENCEPIECE_FILES) if (folder / name).exists()]
     if not found:
         raise InputError(f"{folder}: found neither {FILE} nor {VOCABULARY}; add the tokenizer's files")
+    if str(settings.get("tokenizer_class")).startswith("Albert"):
+        settings = _ALBERT | settings
     for name, values in _SETTINGS[VOCABULARY if found[0].name == VOCABULARY else ".model"].items():
         if settings.get(name) not in values:
             problem = f"{name}={json.dumps(settings[name])}: expected {json.dumps(values[0])} without a {FILE}"
             raise InputError(f"{folder / SETTINGS}: {problem}; save one by save_pretrained of transformers")
     if found[0].name != VOCABULARY:
-        return read_sentencepiece(found[0])
-    if not isinstance(stated, bool):
+        return _check_settings(folder, read_sentencepiece(found[0]), settings)
+    if not isinstance(stated := settings.get("do_lower_case"), bool):
         raise InputError(f"{folder}: unknown case, no do_lower_case in {SETTINGS}; pass --cased or --uncased")
-    return read_vocab_file(found[0], stated, settings.get("strip_accents"))
+    return _check_settings(folder, read_vocab_file(found[0], stated, settings.get("strip_accents")), settings)
+
+
+def _check_settings(folder: epath.Path, tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Tokenizer:
+    """Returns a folder's tokenizer. Raises InputError for settings that `transformers` obeys and it does not."""
+    normalizer = tokenizer.content["normalizer"] or {}
+    rules = {
+        "do_lower_case": tokenizer.lowercase, "strip_accents": tokenizer.strip_accents,
+        "tokenize_chinese_chars": normalizer.get("handle_chinese_chars"),
+    }  # fmt: skip
+    for name, value in rules.items() if tokenizer.kind == "wordpiece" else ():
+        if value is not None and settings.get(name) not in (None, value):
+            value = json.dumps(settings[name])
+            raise InputError(f"{folder}: {name}={value} contradicts the tokenizer; correct one of them")
+    added = [settings.get(f"{role}_token") for role in ROLES]
+    for name in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder"):
+        tokens = settings.get(name) or ()
+        added += tokens.values() if isinstance(tokens, dict) else tokens
+    if remote.exists(folder / ADDED_TOKENS):
+        added += atomic.read_json(folder / ADDED_TOKENS)
+    for token in filter(None, added):
+        if (text := token["content"] if isinstance(token, dict) else str(token)) not in tokenizer.added_tokens:
+            raise InputError(f"{folder}: adds the token {text!r:.60}, which the tokenizer's file lacks; save it anew")
+    return tokenizer
 
 
 def read_vocab_file(path: epath.Path, lowercase: bool | None, strip_accents: bool | None = None) -> Tokenizer:

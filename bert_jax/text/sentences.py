@@ -135,8 +135,7 @@ def lines(text: str) -> list[str]:
 
 def _segment(line: str, language: str) -> list[str]:
     try:
-        result: list[str] = sentencex.segment(language, line)
-        return result
+        return sentencex.segment(language, line)
     except BaseException as error:  # One line must not end hours of work.
         if not is_panic(error):
             raise

@@ -107,14 +107,25 @@ class Tokenizer:
     def follows_bert(self) -> bool:
         """True for WordPiece with BERT's rules for text, see `wordpiece.py`, and no tokens besides the pieces."""
         types = [(self.content[part] or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer")]
-        return types == ["WordPiece", "BertNormalizer", "BertPreTokenizer"] and self._added == {*self.special_tokens}
+        has_rules = types == ["WordPiece", "BertNormalizer", "BertPreTokenizer"]
+        return has_rules and self.added_tokens == {*self.special_tokens}
 
     @functools.cached_property
     def sha256(self) -> str:
-        """Hash that is equal if ids have the same meaning. With BERT's rules it is of pieces, case and accents."""
+        """Hash that is equal if ordinary text has ids of the same meaning.
+
+        With BERT's rules it is of the pieces and the options of the rules. Otherwise special tokens count without the
+        spaces that they take, which are in no ordinary text.
+        """
         value: Any = {part: self.content[part] for part in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
         if self.follows_bert:
-            value = [self.vocab, self.lowercase, self.strip_accents, False]
+            normalizer, longest = value["normalizer"], value["model"]["max_input_chars_per_word"]
+            rules = [normalizer["clean_text"], normalizer["handle_chinese_chars"], longest]
+            value = [self.vocab, self.lowercase, self.strip_accents, rules != [True, True, 100] and rules]
+        else:
+            plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+            added = value["added_tokens"]
+            value["added_tokens"] = [one | plain if one["content"] in self.special_tokens else one for one in added]
         return hashlib.sha256(json.dumps([value, self.special_tokens], sort_keys=True).encode()).hexdigest()
 
     @functools.cached_property
@@ -199,9 +210,8 @@ class Tokenizer:
 
     def _text(self, piece: str) -> str:
         """Returns the text of a piece of Unigram or BPE, with the space before it if its word begins with it."""
-        if self.kind == "byte_bpe" and piece not in self._added:
-            decoded: str = decoders.ByteLevel().decode([piece])
-            return decoded
+        if self.kind == "byte_bpe" and piece not in self.added_tokens:
+            return decoders.ByteLevel().decode([piece])
         return piece.replace(_SPACE, " ")
 
     @property
@@ -210,7 +220,8 @@ class Tokenizer:
         return self.content["model"].get("continuing_subword_prefix") or ""
 
     @functools.cached_property
-    def _added(self) -> set[str]:
+    def added_tokens(self) -> set[str]:
+        """The tokens besides the pieces, those of the roles included."""
         return {token["content"] for token in self.content["added_tokens"]}
 
     def save(
@@ -296,15 +307,15 @@ def _kind(content: Mapping[str, Any]) -> str:
 def _with_roles(full: tokenizers.Tokenizer, special_tokens: Sequence[str]) -> dict[str, Any]:
     """Gives a tokenizer special tokens for the roles and the template of BERT's input, and returns its content."""
     _, _, cls, sep, _ = special_tokens
-    full.add_special_tokens(list(special_tokens))
+    known: dict[str, Any] = {token.content: token for token in full.get_added_tokens_decoder().values()}
+    full.add_special_tokens([known.get(name, name) for name in special_tokens])  # with the spaces that they take
     ids = [(name, full.token_to_id(name)) for name in (cls, sep)]
     full.post_processor = processors.TemplateProcessing([cls, "$A", sep], [cls, "$A", sep, "$B:1", f"{sep}:1"], ids)
     full.no_truncation()
     full.no_padding()
     if isinstance(full.model, models.BPE):
         full.model.dropout = None
-    content: dict[str, Any] = json.loads(full.to_str())
-    return content
+    return json.loads(full.to_str())
 
 
 def _build(text: str) -> tokenizers.Tokenizer:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import sentencepiece
 import tokenizers
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -55,6 +55,8 @@ def train_vocabulary(documents: Iterable[str], options: VocabularyOptions) -> To
     """
     fast = _steps_of_kind(options)
     fast.model = _train(count_words(documents, fast), options)
+    if options.kind == "byte_bpe":  # a word is masked with the space before it, which is in its first piece
+        fast.add_special_tokens([AddedToken("[MASK]", lstrip=True)])
     tokenizer = Tokenizer(json.loads(fast.to_str()))
     if tokenizer.vocab_size > options.size:
         needed = f"expected at least {tokenizer.vocab_size}"
@@ -118,8 +120,7 @@ def _train(words: Mapping[str, int], options: VocabularyOptions) -> models.Model
     fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast.train_from_iterator(_repeated(words), trainer)
     if not is_wordpiece:
-        trained: models.Model = fast.model
-        return trained
+        return fast.model
     ids = fast.get_vocab(with_added_tokens=False)
     pieces = dict.fromkeys([*SPECIAL_TOKENS, *alphabet, *continuations, *sorted(ids, key=ids.__getitem__)])
     return models.WordPiece({piece: index for index, piece in enumerate(pieces)}, unk_token="[UNK]")

@@ -112,6 +112,42 @@ def test_settings_that_would_change_the_ids_of_a_vocab_txt(settings: dict, messa
     sources.refused(folder, "tokenizer_config.json: ", message)
 
 
+@pytest.mark.parametrize("kind", ["tokenizer.json", "vocab.txt"])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"additional_special_tokens": ["ship"]}, "'ship'"),
+        ({"extra_special_tokens": {"ship_token": "ship"}}, "'ship'"),
+        ({"added_tokens_decoder": {"4": {"content": "[MASK]"}, "9": {"content": "ship"}}}, "'ship'"),
+        ({"strip_accents": False}, "strip_accents=false contradicts"),
+        ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars=false"),
+        ({"mask_token": "ship"}, "'ship'"),
+        ({}, "'ship'"),
+    ],
+    ids=str,
+)
+def test_settings_that_transformers_obeys_are_followed_or_refused(
+    kind: str, settings: dict, message: str, folder: Path
+):
+    (folder / {"tokenizer.json": "vocab.txt", "vocab.txt": "tokenizer.json"}[kind]).unlink()
+    sources.edit_json(folder / "tokenizer_config.json", **settings)
+    if not settings:
+        (folder / "added_tokens.json").write_text(json.dumps({"ship": 9}))
+    followed = {"tokenizer.json": "mask_token", "vocab.txt": "strip_accents"}[kind]
+    if followed not in settings:
+        sources.refused(folder, message)
+        return
+    transformers = pytest.importorskip("transformers", reason="needs the parity extra: torch and transformers")
+    text = "The ship sees a ships café."
+    expected = transformers.AutoTokenizer.from_pretrained(str(folder))(text)["input_ids"]
+    tokenizer = open_tokenizer(str(folder))
+    assert tokenizer.encode_with_special_tokens(text)[0] == expected
+    assert (tokenizer.special_tokens[4], tokenizer.strip_accents) == (
+        settings.get("mask_token", "[MASK]"),
+        kind != "vocab.txt",
+    )
+
+
 # --- For `prepare --vocab` ---------------------------------------------------------------------------------------
 
 

@@ -103,6 +103,7 @@ def test_older_names_in_a_config_are_read(tmp_path: Path):
         ({"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "sliding_attention"][::-1]},
          "layer_types="),
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_parameters.full_attention.rope_type="),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_type='linear'"),
         ({"classifier_activation": "silu"}, "classifier_activation='silu'"),
         ({"architectures": ["BertForMaskedLM"]}, "architectures="),
         ({"layers": (0, 1)}, "layers=0,1"),

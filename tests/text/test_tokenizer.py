@@ -75,7 +75,7 @@ def like_roberta() -> Tokenizer:
     )
     fast.train_from_iterator([*OWN_TEXT, *helpers.make_corpus(40).split("\n")], trainer)
     fast.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True)
-    return Tokenizer(json.loads(fast.to_str()))
+    return _with_library(fast)
 
 
 @functools.cache
@@ -92,7 +92,16 @@ def like_modernbert() -> Tokenizer:
     fast.add_special_tokens(
         [tokenizers.AddedToken("[MASK]", lstrip=True), "[UNK]", "[CLS]", "[SEP]", "[PAD]", "<|end|>"]
     )
-    return Tokenizer(json.loads(fast.to_str()))
+    return _with_library(fast)
+
+
+LIBRARY: dict[str, tokenizers.Tokenizer] = {}  # by hash
+
+
+def _with_library(fast: tokenizers.Tokenizer) -> Tokenizer:
+    tokenizer = Tokenizer(json.loads(fast.to_str()))
+    LIBRARY[tokenizer.sha256] = fast
+    return tokenizer
 
 
 CASES = [*((kind, rules) for kind in KINDS for rules in ("strip", "keep", "cased")), "roberta", "modernbert"]
@@ -288,9 +297,41 @@ def test_whole_words_begin_after_spaces_at_punctuation_and_anywhere_in_scripts_w
     assert starts - ambiguous == ({*expected} & begins) - ambiguous
 
 
+@pytest.mark.parametrize("made", [like_roberta, like_modernbert])
+def test_special_tokens_in_a_text_take_the_spaces_that_the_file_says(made):
+    tokenizer = made()
+    mask = tokenizer.special_tokens[4]
+    for text in (f"the {mask} ship", f"the{mask}ship", f"{mask}  ship {mask}"):
+        expected = LIBRARY[tokenizer.sha256].encode(text, add_special_tokens=False).ids
+        again = Tokenizer.from_json(tokenizer.to_json())
+        assert tokenizer.encode_with_special_tokens(text)[0][1:-1] == expected
+        assert again.encode_with_special_tokens(text)[0][1:-1] == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mask_in_a_text_takes_the_place_of_a_word(kind: str):
+    tokenizer = trained(kind)
+    (word,) = tokenizer.encode_words(["the"])
+    expected = [tokenizer.cls_id, *word, tokenizer.mask_id, *word, tokenizer.sep_id]
+    assert tokenizer.encode_with_special_tokens("the [MASK] the")[0] == expected
+
+
 def test_the_hash_is_of_all_that_decides_the_ids():
     found = [trained(kind, rules).sha256 for kind in KINDS for rules in ("strip", "keep", "cased")]
     assert len({*found, like_roberta().sha256, like_modernbert().sha256}) == len(found) + 2
+    content = trained("wordpiece").content
+    options = [("normalizer", {"clean_text": False}), ("normalizer", {"handle_chinese_chars": False}),
+               ("model", {"max_input_chars_per_word": 3})]  # fmt: skip
+    changed = [Tokenizer({**content, part: {**content[part], **option}}).sha256 for part, option in options]
+    assert len({trained("wordpiece").sha256, *changed}) == 4
+
+
+def test_the_hash_is_not_of_what_special_tokens_take():
+    content = like_roberta().content
+    flags = dict.fromkeys(("lstrip", "rstrip", "single_word"), False)
+    without = Tokenizer({**content, "added_tokens": [{**token, **flags} for token in content["added_tokens"]]})
+    assert without.content != content
+    assert without.sha256 == like_roberta().sha256
 
 
 def settings(folder, **values: object) -> None:
