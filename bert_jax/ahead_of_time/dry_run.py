@@ -17,6 +17,7 @@ from bert_jax.parallel.mesh import BATCH_AXES, abstract_mesh
 from bert_jax.parallel.sharding import shard_bytes
 from bert_jax.sections import checked
 from bert_jax.tracking.throughput import device_kind, peak_flops, pretraining_work
+from bert_jax.training.checkpoints import complete_steps
 from bert_jax.training.initialization import fill_in_from_checkpoint, open_init
 from bert_jax.training.objectives import objective_name
 from bert_jax.training.phases import Phase, open_phases
@@ -75,10 +76,12 @@ def plan_run(
     parameters, optimizer = shard_bytes(state.parameters), shard_bytes(state.optimizer_state)
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     keys = config.checkpoint
-    milestones = {step for step in range(config.total_steps + 1) if keys.is_milestone(step)}
-    regular = {*range(0, config.total_steps + 1, keys.every_steps), *(phase["last_step"] for phase in phases)} - {0}
-    kept = len({*sorted(regular | milestones)[-keys.keep :], *milestones})
     peak, start = peak_flops(kind), resumed or 0
+    coming = {*range(0, config.total_steps + 1, keys.every_steps), *(phase["last_step"] for phase in phases)} - {0}
+    steps, milestones = {step for step in coming if step > start}, {*(before.milestones if before else ())}
+    steps |= {int(found.name) for found in (complete_steps(folder) if folder and before else ())}
+    milestones |= {step for step in range(start, config.total_steps + 1) if keys.is_milestone(step)}
+    kept = len({*sorted(steps | milestones)[-keys.keep :], *milestones})
     left = sum(
         phase["model_flops_per_step"] * max(0, phase["last_step"] - max(start, phase["first_step"] - 1))
         for phase in phases

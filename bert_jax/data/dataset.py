@@ -196,8 +196,7 @@ class PreparedDataset:
         content = (self._local / name).read_bytes()
         if digest(content) != self.info.arrays[name]:
             raise InputError(f"{self._local / name}: damaged, or {INFO_FILE} is; {_way_out(self.folder)}")
-        result: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
-        return result
+        return np.load(io.BytesIO(content), allow_pickle=False)
 
     def read(self, split: str, indices: np.ndarray) -> Instances:
         """Reads the instances at `indices` int64 [N] of a split, in any order.

@@ -54,8 +54,7 @@ class EncodedExamples:
     def lengths(self) -> np.ndarray:
         """Returns the tokens of each example's longest sequence, int64 [examples]."""
         tokens = np.array([len(sequence.input_ids) for sequence in self.sequences], np.int64)
-        result: np.ndarray = tokens.reshape(-1, self.group).max(axis=1)
-        return result
+        return tokens.reshape(-1, self.group).max(axis=1)
 
     def batch(
         self, examples: np.ndarray, seq_len: int, count: int, tokenizer: Tokenizer, *, last_position: bool = False
@@ -211,8 +210,7 @@ Forward = Callable[[Any, Batch[jax.Array]], jax.Array]
 
 def run_model(model: Any, batch: Batch[jax.Array]) -> jax.Array:
     """Returns what the model returns."""
-    result: jax.Array = model(batch)
-    return result
+    return model(batch)
 
 
 def check_segments(segments: int, sequences: Sequence[EncodedSequence], where: str = "") -> None:

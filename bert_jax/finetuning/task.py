@@ -122,8 +122,7 @@ def text_in(row: Mapping[str, Any], name: str, *, may_be_empty: bool = False) ->
 def softmax(outputs: np.ndarray) -> np.ndarray:
     """Returns the probabilities, fp64 [labels], of an example's outputs [labels]."""
     exponents = np.exp(outputs.astype(np.float64) - outputs.max())
-    result: np.ndarray = exponents / exponents.sum()
-    return result
+    return exponents / exponents.sum()
 
 
 @dataclass(frozen=True)

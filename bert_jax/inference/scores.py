@@ -68,8 +68,7 @@ class MaskedCopies(EncodedExamples):
         return len(self.targets)
 
     def lengths(self) -> np.ndarray:
-        result: np.ndarray = super().lengths()[self.targets[:, 0]]
-        return result
+        return super().lengths()[self.targets[:, 0]]
 
     def batch(
         self, examples: np.ndarray, seq_len: int, count: int, tokenizer: Tokenizer, *, last_position: bool = False

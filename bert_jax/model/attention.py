@@ -187,8 +187,7 @@ class SelfAttention(nnx.Module):
         of_queries, of_keys = (query_blocks(x, block // 2), x.reshape(-1, block, shape[2])) if in_blocks else (x, x)
 
         def project(x: jax.Array, part: int) -> jax.Array:
-            product: jax.Array = checkpoint_name(dense("td,dnh->tnh", x, self.qkv_kernel, self.qkv_bias, part), "qkv")
-            return product
+            return checkpoint_name(dense("td,dnh->tnh", x, self.qkv_kernel, self.qkv_bias, part), "qkv")
 
         q, k, v = project(of_queries, 0), project(of_keys, 1), project(of_keys, 2)
         if rotations is not None:
@@ -221,8 +220,7 @@ def plain_attention(
     rows, length, heads, head = q.shape
     q = q * jnp.asarray(head**-0.5, q.dtype)
     keep = checkpoint_name(dropout_mask((rows, heads, length, k.shape[1]), dropout_rate, key), "attention_dropout_mask")
-    result: jax.Array = _attend(q, k, v, mask, keep, dropout_rate)
-    return result
+    return _attend(q, k, v, mask, keep, dropout_rate)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -276,5 +274,4 @@ def cudnn_attention(qkv: jax.Array, mask: jax.Array) -> jax.Array:
         context = jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="cudnn")
         return jnp.swapaxes(context, 1, 2)
 
-    result: jax.Array = kernel_of_jax_on_mesh(attend)(qkv, mask)
-    return result
+    return kernel_of_jax_on_mesh(attend)(qkv, mask)

@@ -411,5 +411,4 @@ def parameter_count(model_config: BertConfig) -> int:
     _, shapes, _ = abstract_parameters(model_config)
     padded = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     padding = model_config.padded_vocab_size - model_config.vocab_size
-    result: int = padded - padding * (model_config.hidden_size + model_config.decoder_bias)
-    return result
+    return padded - padding * (model_config.hidden_size + model_config.decoder_bias)

@@ -63,11 +63,9 @@ def splash_attention(
             splash.MultiHeadMask([mask] * heads), block_sizes=sizes, interpret=interpret
         )
         q, k, v = (jnp.swapaxes(part, 1, 2) for part in (q * jnp.asarray(head**-0.5, q.dtype), k, v))
-        context: jax.Array = jax.vmap(kernel)(q, k, v, splash.SegmentIds(sequence_ids, sequence_ids))
-        return context
+        return jax.vmap(kernel)(q, k, v, splash.SegmentIds(sequence_ids, sequence_ids))
 
-    result: jax.Array = kernel_of_jax_on_mesh(attend)(qkv, sequence_ids)[:, :given]
-    return result
+    return kernel_of_jax_on_mesh(attend)(qkv, sequence_ids)[:, :given]
 
 
 def pallas_attention(
@@ -85,8 +83,7 @@ def pallas_attention(
     words = jnp.zeros((rows, 2), jnp.uint32) if keys is None else key_words(keys)
     together = next((c for c in range(1, heads) if heads % c == 0 and c * head % LANES == 0), heads)
     kernels = _Kernels(rows, length, heads, head, together, rate, causal, interpret)
-    result: jax.Array = kernel_on_mesh(kernels.forward, kernels.backward)(qkv, sequence_ids, words)
-    return result
+    return kernel_on_mesh(kernels.forward, kernels.backward)(qkv, sequence_ids, words)
 
 
 @dataclasses.dataclass(frozen=True)

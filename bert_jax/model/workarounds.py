@@ -26,8 +26,7 @@ def weight_einsum(equation: str, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """
     tokens = x.reshape(-1, *x.shape[2:])
     product = jnp.einsum(equation, tokens, kernel.astype(x.dtype), preferred_element_type=x.dtype)
-    result: jax.Array = checkpoint_name(product, "weight_product").reshape(*x.shape[:2], *product.shape[1:])
-    return result
+    return checkpoint_name(product, "weight_product").reshape(*x.shape[:2], *product.shape[1:])
 
 
 def is_argmax(logits: jax.Array, labels: jax.Array, label_logits: jax.Array) -> jax.Array:
@@ -164,7 +163,6 @@ def vary_like(other: jax.Array, tree: Any) -> Any:
 
     def cast(x: jax.Array) -> jax.Array:
         axes = jax.typeof(other).manual_axis_type.varying - jax.typeof(x).manual_axis_type.varying
-        result: jax.Array = jax.lax.pcast(x, tuple(axes), to="varying")
-        return result
+        return jax.lax.pcast(x, tuple(axes), to="varying")
 
     return jax.tree.map(cast, tree)

@@ -154,8 +154,7 @@ def _columns_here(mesh: Mesh, batch_size: int, microbatches: int) -> np.ndarray:
 def rows_here(mesh: Mesh, batch_size: int, microbatches: int = 1) -> np.ndarray:
     """Returns the rows of a batch that this process has to make: int64, ascending. A single process makes all."""
     columns = _columns_here(mesh, batch_size, microbatches)
-    result: np.ndarray = (np.arange(microbatches)[:, None] * (batch_size // microbatches) + columns).reshape(-1)
-    return result
+    return (np.arange(microbatches)[:, None] * (batch_size // microbatches) + columns).reshape(-1)
 
 
 def put_batch(

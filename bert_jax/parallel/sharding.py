@@ -41,8 +41,7 @@ def partition_spec(logical_axes: tuple[str | None, ...]) -> PartitionSpec:
 
 def parameter_shardings(mesh: AnyMesh, info: Parameters) -> Parameters:
     """Returns a `NamedSharding` for every parameter; `info` has its `ParameterInfo`, see `abstract_parameters`."""
-    result: Parameters = jax.tree.map(lambda one: NamedSharding(mesh, partition_spec(one.logical_axes)), info)
-    return result
+    return jax.tree.map(lambda one: NamedSharding(mesh, partition_spec(one.logical_axes)), info)
 
 
 def gather_model(
@@ -61,8 +60,7 @@ def gather_model(
         return gather(value, sharding, model.dtype if info.compute_cast else value.dtype, reduce_dtype)
 
     def gather_layer(layer: Parameters) -> Parameters:
-        result: Parameters = jax.tree.map(gather_one, layer, layer_shardings, info["encoder"]["layers"])
-        return result
+        return jax.tree.map(gather_one, layer, layer_shardings, info["encoder"]["layers"])
 
     def gather_layers(value: jax.Array, sharding: NamedSharding, info: ParameterInfo) -> jax.Array:
         kept = (axis if place == 0 or axis == "tensor" else None for place, axis in enumerate(sharding.spec))
@@ -98,8 +96,7 @@ def shard_along_data(parameters: Parameters, shardings: Parameters, info: Parame
             axes[min(inner) if inner else max(divisible)] = "data"
         return NamedSharding(sharding.mesh, PartitionSpec(*axes))
 
-    result: Parameters = jax.tree.map(shard, parameters, shardings, info)
-    return result
+    return jax.tree.map(shard, parameters, shardings, info)
 
 
 def shard_bytes(tree: Any) -> int:
@@ -182,8 +179,7 @@ def gather_along_data(graph: nnx.GraphDef[Any], parameters: Parameters, sharding
             value = value.astype(model.dtype)
         return _on_tensor_shards(functools.partial(_all_gather, cuts=[(spec.index("data"), "data")]), sharding)(value)
 
-    result: Parameters = jax.tree.map(gather_one, parameters, shardings, parameter_info(model))
-    return result
+    return jax.tree.map(gather_one, parameters, shardings, parameter_info(model))
 
 
 def _of_layer(sharding: NamedSharding) -> NamedSharding:
@@ -193,8 +189,7 @@ def _of_layer(sharding: NamedSharding) -> NamedSharding:
 
 def stack_layers(parameters: Parameters) -> Parameters:
     """Stacks the lists that `gather_along_data` returns. XLA removes a stack of which only single layers are used."""
-    result: Parameters = jax.tree.map(lambda x: jnp.stack(x) if _is_list(x) else x, parameters, is_leaf=_is_list)
-    return result
+    return jax.tree.map(lambda x: jnp.stack(x) if _is_list(x) else x, parameters, is_leaf=_is_list)
 
 
 def _is_list(value: Any) -> bool:
@@ -221,13 +216,11 @@ def reduce_gradients(
             return value
 
         def reduce(x: jax.Array) -> jax.Array:
-            result: jax.Array = jax.lax.psum(_scatter(x, cuts), _replicated_axes(target))
-            return result
+            return jax.lax.psum(_scatter(x, cuts), _replicated_axes(target))
 
         return _on_tensor_shards(reduce, sharding)(value.astype(reduce_dtype)).astype(value.dtype)
 
-    result: Parameters = jax.tree.map(total, gradients, shardings, targets, is_leaf=_is_list)
-    return result
+    return jax.tree.map(total, gradients, shardings, targets, is_leaf=_is_list)
 
 
 def _on_tensor_shards(

@@ -122,8 +122,7 @@ class Checkpoint:
         `is_partial` allows others in the checkpoint. A checkpoint of another format overrides this.
         """
         verify(self.path, ["parameters"])
-        result: Parameters = read_arrays(self.path / "parameters", target, is_partial=is_partial)
-        return result
+        return read_arrays(self.path / "parameters", target, is_partial=is_partial)
 
 
 def read_arrays(item: epath.Path, target: Any, *, is_partial: bool = False) -> Any:
@@ -284,8 +283,7 @@ def newest_step(workdir: epath.Path) -> epath.Path | None:
 def is_saved(folder: epath.Path) -> bool:
     """Returns whether a checkpoint is committed: by a rename on a disk, by a marker file in a store."""
     with remote.store_errors(folder):
-        result: bool = ocp.utils.is_checkpoint_finalized(folder)
-        return result
+        return ocp.utils.is_checkpoint_finalized(folder)
 
 
 def set_aside(step: epath.Path) -> epath.Path:

@@ -50,8 +50,7 @@ def unigram_nats(datasets: Sequence[PreparedDataset], *, left_to_right: bool) ->
         share = separators / max(1, targets)
         counts[datasets[0].tokenizer.sep_id] += counts.sum() * share / (1 - share)
     counts += 1  # smoothing: without it, a token that is not in the training split would make the baseline infinite
-    result: np.ndarray = -np.log(counts / counts.sum())
-    return result
+    return -np.log(counts / counts.sum())
 
 
 def make_eval_step(
@@ -68,8 +67,7 @@ def make_eval_step(
         numerators["unigram_loss"] = (rows["unigram_nats"] * rows["masked_weights"]).sum()
         counts["unigram_loss"] = rows["masked_weights"].sum()
         here = {"numerators": numerators, "denominators": counts}
-        sums: dict[str, Sums] = jax.lax.psum(here, batch_mesh_axes(mesh))
-        return sums
+        return jax.lax.psum(here, batch_mesh_axes(mesh))
 
     return make_forward_step(mesh, graph, shardings, evaluation_sums, PartitionSpec())
 

@@ -118,8 +118,7 @@ def _mean_by_sequence(batch: Mapping[str, Any], values: np.ndarray) -> np.ndarra
     """Returns the mean of values [B, P], those of predictions, in each sequence: [B, K]; 0 for one without any."""
     number = np.take_along_axis(batch["sequence_ids"], batch["masked_positions"], axis=1)[..., None]
     is_inside = (number == np.arange(batch["cls_positions"].shape[1]) + 1) * batch["masked_weights"][..., None]
-    result: np.ndarray = (values[..., None] * is_inside).sum(axis=1) / np.maximum(1, is_inside.sum(axis=1))
-    return result
+    return (values[..., None] * is_inside).sum(axis=1) / np.maximum(1, is_inside.sum(axis=1))
 
 
 def render_step(report: Mapping[str, Any]) -> list[str]:

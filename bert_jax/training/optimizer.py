@@ -144,14 +144,12 @@ def orthogonalize(x: jax.Array, info: ParameterInfo) -> jax.Array:
         y = jax.shard_map(_newton_schulz, in_specs=spec, out_specs=spec)(y)
     else:
         y = _newton_schulz(y)
-    result: jax.Array = 0.2 * max(y.shape[-2:]) ** 0.5 * y.reshape(moved.shape).transpose(np.argsort(order))
-    return result
+    return 0.2 * max(y.shape[-2:]) ** 0.5 * y.reshape(moved.shape).transpose(np.argsort(order))
 
 
 def decay_mask(info: Parameters) -> Parameters:
     """Marks the parameters that decay with True, by their `ParameterInfo`."""
-    result: Parameters = jax.tree.map(lambda one: one.weight_decay, info)
-    return result
+    return jax.tree.map(lambda one: one.weight_decay, info)
 
 
 def scale_by_trust_ratio(info: Parameters) -> optax.GradientTransformation:
@@ -250,7 +248,7 @@ _DEFAULTS = OptimizerKeys()
 
 def count_steps(steps_or_share: float, total_steps: int) -> int:
     """Returns a number of steps; a number below 1 is a share of `total_steps`, rounded down."""
-    return int(steps_or_share * total_steps) if steps_or_share < 1 else int(steps_or_share)
+    return int(round(steps_or_share * total_steps, 6) if steps_or_share < 1 else steps_or_share)  # 0.29 * 100 < 29
 
 
 def count_decay_steps(recipe: OptimizerKeys, total_steps: int) -> int:

@@ -227,7 +227,8 @@ def _open_phase(plan: Plan, model: BertConfig, datasets: Sequence[PreparedDatase
     eval_loader = EvalLoader(
         datasets,
         batch_size=config.global_batch_size // config.gradient_accumulation,
-        batches=config.eval_batches * config.gradient_accumulation,
+        microbatches=config.gradient_accumulation,
+        batches=config.eval_batches,
         left_to_right=config.objective.lm == "ltr",
     )
     read = before[-1].dataset_hashes if before else ()

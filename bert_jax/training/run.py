@@ -22,7 +22,7 @@ from bert_jax.runtime.compilation_cache import kept_programs
 from bert_jax.runtime.interpreter import StallWatch, StopSignal
 from bert_jax.runtime.processes import is_first
 from bert_jax.runtime.workdir_lock import WorkdirLock
-from bert_jax.sections import Section, flatten, from_mapping, to_dict
+from bert_jax.sections import Section, flatten, from_mapping, to_dict, with_values
 from bert_jax.tracking.trackers import MetricsFile, TensorBoard, Tracker, Trackers, WeightsAndBiases
 from bert_jax.training.checkpointer import Checkpointer
 from bert_jax.training.checkpoints import Checkpoint, check_place, newest_intact, other_vocabulary_error
@@ -227,7 +227,8 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> Checkpoint | N
                 f"workdir={folder}: is at step {step} and has a phase of steps {old.start}-{old.stop}, but the "
                 f"config has {new.start}-{new.stop}; a phase that has started can only be extended"
             )
-        changed |= check_same_config(folder, old.config, new.config, CHANGEABLE)
+        inferred = {"gradient_accumulation": -1} if old.config.gradient_accumulation == -1 else {}
+        changed |= check_same_config(folder, old.config, with_values(new.config, inferred), CHANGEABLE)
         if dataset_hash != new.dataset_hashes[-1]:
             raise InputError(
                 f"workdir={folder}: was trained on another dataset than data.path={new.config.data.path} in the "

@@ -140,8 +140,7 @@ class StateSpec:
 
     def make(self, given: Parameters | None = None) -> TrainState:
         """Makes the initial state, directly in its shardings; `given` parts of the parameters replace random ones."""
-        result: TrainState = self.initialize(key_data(self.seed), given)
-        return result
+        return self.initialize(key_data(self.seed), given)
 
     def trained(self, tree: Parameters) -> Parameters:
         """Drops the frozen parts of the model from a tree like the parameters."""
@@ -150,8 +149,7 @@ class StateSpec:
 
 def key_data(seed: int) -> np.ndarray:
     """Returns the key of a seed as numbers, a program's argument on any number of hosts."""
-    result: np.ndarray = jax.device_get(jax.random.key_data(jax.random.key(seed)))
-    return result
+    return jax.device_get(jax.random.key_data(jax.random.key(seed)))
 
 
 def describe_state(
@@ -250,8 +248,7 @@ class TrainStep:
         State and batch may be `jax.ShapeDtypeStruct`s.
         """
         traced = self._jitted.trace(state, batch, *self._run_arguments)
-        result: jax.stages.Lowered = traced.lower(lowering_platforms=platforms)
-        return result
+        return traced.lower(lowering_platforms=platforms)
 
 
 def make_train_step(

@@ -146,6 +146,25 @@ def test_plan_of_a_started_run_has_the_steps_that_are_left(dataset_dir: Path, tm
         plan(dataset_dir, **{**settings, "global_batch_size": 8})
 
 
+@pytest.mark.usefixtures("one_device")
+def test_checkpoints_of_a_started_run_are_counted_and_what_it_infers_is_no_change(
+    dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    workdir = tmp_path / "run"
+    run = {"eval_batches": 0, "checkpoint__keep": 2, "gradient_accumulation": -1, "max_rows_per_device": 8}
+    before = {"total_steps": 6, "checkpoint__every_steps": 2, "checkpoint__milestone_every_steps": 3, **run}
+    pretrain(helpers.small_config(dataset_dir, **before), str(workdir))
+    assert helpers.kept_steps(workdir) == [0, 3, 4, 6]
+    after = {**run, "total_steps": 9, "checkpoint__every_steps": 100}
+    planned = plan(dataset_dir, **after, workdir=str(workdir))["checkpoints"]
+    caplog.clear()
+    pretrain(helpers.small_config(dataset_dir, **after), str(workdir))
+    assert helpers.kept_steps(workdir) == [0, 3, 6, 9]
+    assert (planned["kept"], planned["milestones"]) == (4, 3)
+    assert "changed config keys" in caplog.text
+    assert "gradient_accumulation" not in caplog.text
+
+
 def test_command_prints_one_json_document(dataset_dir: Path, capsys: pytest.CaptureFixture):
     command = ["pretrain", "--config=bert_tiny", f"--config.data.path={dataset_dir}", "--dry_run", "--device=v5p"]
     assert cli.main([*command, "--json", "--config.total_steps=1e3"]) == 0

@@ -13,6 +13,7 @@ from bert_jax.model.layers import ParameterInfo
 from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.training.optimizer import (
     clip_by_norm,
+    count_steps,
     decay_mask,
     learning_rate_schedule,
     leave_untrained,
@@ -63,6 +64,13 @@ def test_rates_at_the_boundaries_of_each_schedule(keys, warmup, expected):
         schedule = learning_rate_schedule(2.0, warmup, 20, OptimizerKeys(**keys), start=start)
         found = {step: float(jax.jit(lambda step, s: s(step))(jnp.int32(start + step), schedule)) for step in expected}
         assert found == pytest.approx({step: 2 * share for step, share in expected.items()}, rel=1e-6, abs=1e-7)
+
+
+def test_shares_of_steps_are_exact():
+    """Their binary products are a little less: 0.29 * 100 is 28.999999999999996."""
+    for total in (100, 10_000, 100_000):
+        steps = [count_steps(share / 100, total) for share in range(100)]
+        assert steps == [share * total // 100 for share in range(100)]
 
 
 class NumpyOptimizer:

@@ -184,16 +184,14 @@ class TrainRows:
         key = key_from(self._keys["pack"], epoch, chunk)
         rows = pack(self._chunks[chunk], self._seq_len, self.max_sequences, key)
         rows[rows >= 0] += chunk * PACKED_TOGETHER
-        result: np.ndarray = rows[permute(np.arange(len(rows)), len(rows), key)]
-        return result
+        return rows[permute(np.arange(len(rows)), len(rows), key)]
 
 
 def row_shares(sizes: Sequence[int], weights: Sequence[float] = ()) -> list[float]:
     """Returns each source's share of the rows, proportional to `weights`, by default to `sizes` (rows an epoch)."""
     shares = np.asarray(weights or sizes, np.float64)
     shares /= shares.max()
-    result: list[float] = (shares / shares.sum()).tolist()
-    return result
+    return (shares / shares.sum()).tolist()
 
 
 class Mixture:
@@ -211,8 +209,7 @@ class Mixture:
     def _period_counts(self, period: int) -> list[int]:
         """Returns the number of rows of each source before a period."""
         if not self._has_rare_source:
-            result: list[int] = np.diff([period * _PERIOD * bound // _ONE for bound in self._bounds]).tolist()
-            return result
+            return np.diff([period * _PERIOD * bound // _ONE for bound in self._bounds]).tolist()
         counts = [period * _PERIOD * share // _ONE for share in self._shares]
         counts[self._shares.index(max(self._shares))] += period * _PERIOD - sum(counts)
         return counts
@@ -239,8 +236,7 @@ class Mixture:
         period = rows // _PERIOD
         counts = np.array(self._period_counts(period))
         sources, _ = self.locate(np.arange(period * _PERIOD, rows))
-        result: list[int] = (counts + np.bincount(sources, minlength=len(counts))).tolist()
-        return result
+        return (counts + np.bincount(sources, minlength=len(counts))).tolist()
 
 
 class TrainLoader:
@@ -322,25 +318,31 @@ class EvalLoader:
     """Evaluation batches of one or more datasets, with a fixed order and fixed masks.
 
     Instances keep their stored order. A batch is of one dataset, `source(number)`, so that each has a loss of its own;
-    the batches of several are interleaved evenly. A mask depends only on the dataset's seed and the instance. Masks are
-    always 80/10/10 of 15%, so that evaluations of different runs are comparable.
+    those of several are interleaved evenly, with the same rows for any number of microbatches. A mask depends only on
+    the dataset's seed and the instance. Masks are always 80/10/10 of 15%, so that evaluations of different runs are
+    comparable.
     """
 
     def __init__(
-        self, datasets: Sequence[PreparedDataset], *, batch_size: int, batches: int = -1, left_to_right: bool = False
-    ):
-        """Creates at most `batches` batches of `batch_size` rows, all of the split for -1.
+        self, datasets: Sequence[PreparedDataset], *, batch_size: int, microbatches: int = 1, batches: int = -1,
+        left_to_right: bool = False,
+    ):  # fmt: skip
+        """Creates batches of `batch_size` rows, the `microbatches` of at most `batches` whole ones; of all for -1.
 
         `left_to_right` batches are not masked; see `next_token_targets`.
         """
         self.datasets = list(datasets)
         self.batch_size = batch_size
         self.masking = None if left_to_right else Masking()
-        counts = [-(-dataset.size("eval") // batch_size) for dataset in datasets]
+        sizes = np.array([dataset.size("eval") for dataset in datasets])
+        counts = -(-sizes // (batch_size * microbatches))
         order = np.argsort(np.concatenate([(np.arange(count) + 0.5) / count for count in counts]), kind="stable")
-        self._source = np.repeat(np.arange(len(counts)), counts)[order]
-        self._number = np.concatenate([np.arange(count) for count in counts])[order]
-        self.batches = len(order) if batches < 0 else min(batches, len(order))
+        order = np.repeat(order[: None if batches < 0 else batches], microbatches)
+        source = np.repeat(np.arange(len(counts)), counts)[order]
+        number = np.concatenate([np.arange(count) for count in counts])[order] * microbatches
+        number += np.arange(len(number)) % microbatches
+        has_rows = number * batch_size < sizes[source]
+        self._source, self._number, self.batches = source[has_rows], number[has_rows], int(has_rows.sum())
 
     def source(self, number: int) -> int:
         """Returns the index of the dataset of eval batch `number`."""

@@ -132,8 +132,7 @@ def frequent_lines(job: Job, counted: Sequence[Run], task: Hashes) -> np.ndarray
     parts = [[run.read(name, *run.hash_range(*task)) for run in counted] for name in ("hashes", "counts")]
     hashes, counts = map(np.concatenate, parts)
     distinct, which = np.unique(hashes, return_inverse=True)
-    result: np.ndarray = distinct[np.bincount(which, counts, len(distinct)) > job.options.max_line_repeats]
-    return result
+    return distinct[np.bincount(which, counts, len(distinct)) > job.options.max_line_repeats]
 
 
 class Bucket(NamedTuple):

@@ -98,6 +98,20 @@ def test_evaluation_is_over_all(dataset_dir, other_dir):
         assert {tuple(row) for row in mixed.batch(number)["input_ids"].tolist()} <= known
 
 
+@pytest.mark.parametrize("batches", [1, 2, 3, -1])
+def test_microbatches_of_evaluations_have_the_same_rows(dataset_dir, other_dir, batches):
+    datasets = [PreparedDataset(str(folder)) for folder in (dataset_dir, other_dir)]
+
+    def rows(microbatches):
+        size = 16 // microbatches
+        loader = EvalLoader(datasets, batch_size=size, microbatches=microbatches, batches=batches)
+        return [row for batch in loader for row in batch["input_ids"][batch["masked_weights"].any(1)].tolist()]
+
+    assert rows(2) == rows(1)
+    assert rows(4) == rows(1)
+    assert rows(16) == rows(1)
+
+
 def rows_of_packs(folder):
     return TrainRows(PreparedDataset(str(folder)), seed=0, masking=Masking(10), max_sequences=4).size
 
