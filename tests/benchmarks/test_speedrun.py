@@ -28,10 +28,10 @@ def trained(seed: int, **changed: Any) -> dict[str, Any]:
     return row | changed
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def content(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A record of two recipes with three seeds each."""
-    file = tmp_path / "record.json"
+    file = tmp_path_factory.mktemp("record") / "record.json"
     for name, steps, config in (("first", 200, {}), ("second", 100, {"optimizer.name": "muon"})):
         entry = {
             "track": "quickstart", "config": {"total_steps": steps, **config}, "software": speedrun.software(),
@@ -39,6 +39,14 @@ def path(tmp_path: Path) -> Path:
         }  # fmt: skip
         for seed in range(3):
             speedrun.add(file, name, entry, trained(seed, steps=steps, tokens=512 * steps))
+    return file.read_bytes()
+
+
+@pytest.fixture
+def path(content: bytes, tmp_path: Path) -> Path:
+    """A file of that record, to spoil."""
+    file = tmp_path / "record.json"
+    file.write_bytes(content)
     return file
 
 

@@ -80,7 +80,7 @@ def torch_loss(model, batch):
     [
         (40, {}, {}),  # no multiple of the window: masked
         (96, {"global_attn_every_n_layers": 2, **BIASES}, {"scan_layers": False, "remat": "full"}),
-        (1024, {"local_attention": 128}, {"remat": "attention"}),
+        (512, {"local_attention": 64}, {"remat": "attention"}),
     ],
 )
 def test_hidden_states_loss_and_gradients(length: int, fields: dict, settings: dict, tmp_path: Path):

@@ -52,7 +52,7 @@ def test_run_learns_and_writes_its_files(straight: Path):
     assert open_checkpoint(str(straight / "checkpoints" / "96")).path.name == "96"
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
 def test_run_killed_at_random_moments_ends_as_one_that_was_not(kills: int, dataset_dir: Path, tmp_path: Path):
     """It saves every second step, so that most of them are during a save."""
     settings = {
