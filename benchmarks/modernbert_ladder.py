@@ -22,6 +22,7 @@ TASKS = ("STS-B", "SST-2, 2,000 rows", "MRPC", "WNUT-17")
 def get_config(folder: str = ""):
     config = modernbert.get_config()
     config.pretraining = study_rows.pretraining()
+    config.pretraining.optimizer.bias_correction = True
     first = from_mapping(PretrainConfig, config.pretraining.to_dict())
     rows = []
     for row in modernbert.rows(first.model.hidden_size):

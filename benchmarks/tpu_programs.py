@@ -25,7 +25,7 @@ from bert_jax.finetuning.batches import run_model
 from bert_jax.inference.features import select_hidden_states
 from bert_jax.inference.pretrained import text_states, top_words
 from bert_jax.model import BertConfig, abstract_parameters
-from bert_jax.model.task_heads import TaskHead
+from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.parallel.mesh import abstract_batch, batch_mesh_axes, fill_in_accumulation, make_mesh
 from bert_jax.parallel.sharding import make_forward_step, parameter_shardings
 from bert_jax.sections import flatten
@@ -34,7 +34,7 @@ from bert_jax.training.evaluation import SAMPLE_FILLS, SAMPLE_MASKS, make_eval_s
 from bert_jax.training.objectives import make_objective
 from bert_jax.training.phases import Plan
 from bert_jax.training.pretrain import plan_step
-from bert_jax.training.train_step import key_data
+from bert_jax.training.train_step import key_data, model_settings
 
 GIB = 1 << 30
 TOPOLOGIES = ("v5e:2x2", "v5e:4x4", "v4:2x2x2", "v6e:2x2")
@@ -129,8 +129,9 @@ def programs(
         found[f"finetune: {name}, training step"] = functools.partial(
             tuning_step, mesh, task, model, head, abstract_batch(mesh, examples, batch_size=rows)
         )
+        settings = model_settings(task, model.num_hidden_layers, "tpu", mesh)
         found[f"finetune, predict: {name}"] = functools.partial(
-            forward, mesh, rows, run_model, **run.build_settings(task, mesh, model, head)
+            forward, mesh, rows, run_model, build=BertForTask, head=head, **settings
         )
     return found
 

@@ -3,14 +3,14 @@
 import runpy
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, overload
+from typing import Any, TypeVar, get_origin, overload
 
 from ml_collections import ConfigDict, FieldReference
 
 from bert_jax import config_listing
 from bert_jax.config_keys import FinetuneConfig, PretrainConfig, RunConfig, StudyConfig
 from bert_jax.errors import InputError
-from bert_jax.sections import Section, from_mapping, kinds, nearest, with_values
+from bert_jax.sections import UNIONS, Section, from_mapping, kinds, nearest, plain, with_values
 
 __all__ = ["FinetuneConfig", "PretrainConfig", "RunConfig", "StudyConfig", "load_config", "to_config_dict"]
 
@@ -25,7 +25,7 @@ def to_config_dict(config: Section) -> ConfigDict:
         value = getattr(config, name)
         if isinstance(value, Section):
             value = to_config_dict(value)
-        elif len(get_args(kind)) > 1 and get_origin(kind) is Union:  # values of several types
+        elif get_origin(plain(kind)) in (*UNIONS, Mapping):  # values of several types, or dotted keys
             value = FieldReference(value, field_type=object)
         values[name] = value
     return ConfigDict(values)
@@ -39,13 +39,18 @@ def load_config(spec: str, overrides: Overrides = ()) -> PretrainConfig: ...
 def load_config(spec: str, overrides: Overrides = (), *, kind: type[S]) -> S: ...
 
 
-def load_config(spec: str, overrides: Overrides = (), *, kind: type[Section] = PretrainConfig) -> Section:
+@overload
+def load_config(spec: str, overrides: Overrides = (), *, kind: None) -> Section: ...
+
+
+def load_config(spec: str, overrides: Overrides = (), *, kind: type[Section] | None = PretrainConfig) -> Section:
     """Loads the config named by `spec` and applies `overrides`.
 
     Args:
       spec: `FILE.py`, or the name of a packaged config (`bert_base`); `:ARG` at its end is passed to its `get_config`.
       overrides: (dotted key, value) pairs, or a mapping; a text is parsed as the key's type.
-      kind: `PretrainConfig`, `FinetuneConfig` or `StudyConfig`, which define the keys.
+      kind: `PretrainConfig`, `FinetuneConfig` or `StudyConfig`, which define the keys; None for the one that shares
+        most keys with the config.
 
     Raises InputError for an invalid file, argument, key or value.
     """
@@ -60,6 +65,7 @@ def load_config(spec: str, overrides: Overrides = (), *, kind: type[Section] = P
         raise InputError(f"config={spec}: {file}: {type(error).__name__}: {error}") from error
     if not isinstance(made, ConfigDict):
         raise InputError(f"config={spec}: {file}: expected a ConfigDict of get_config(), got {type(made).__name__}")
+    kind = kind or max(config_listing.CONFIG_TYPES.values(), key=lambda one: len({*kinds(one)} & {*made}))
     try:
         config = from_mapping(kind, made.to_dict())
     except InputError as error:

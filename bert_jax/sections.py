@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform,
 
 from bert_jax.errors import InputError
 
-_UNIONS = (types.UnionType, Union)
+UNIONS = (types.UnionType, Union)
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def checked(name: str, kind: Any, value: Any, default: object = None) -> Any:
 
     Raises InputError, with the name, for a value of another type or against a condition. It shows the default.
     """
-    if types.NoneType in get_args(kind) and value is not None:
+    if types.NoneType in get_args(kind) and value not in (None, "None"):
         kind = get_args(kind)[0]
     example = f", such as {default}" if isinstance(default, (int, float, str)) and default != "" else ""
     try:
@@ -89,7 +89,7 @@ def _converted(kind: Any, value: Any) -> Any:
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return _converted(inner[0], value)
-    if origin in _UNIONS:
+    if origin in UNIONS:
         first, second = inner
         try:
             return _converted(second, value)
@@ -108,6 +108,8 @@ def _converted(kind: Any, value: Any) -> Any:
         return {_converted(inner[0], key): checked(str(key), inner[1], one) for key, one in dict(value).items()}
     if kind is bool and not isinstance(value, bool):
         return {"true": True, "1": True, "false": False, "0": False}[str(value).lower()]
+    if kind is types.NoneType and value == "None":
+        return None
     if kind is int:
         if isinstance(value, bool) or value != int(value) or abs(value) >= 1 << 63:
             raise ValueError
@@ -127,7 +129,7 @@ _TUPLES = {int: "(0, 1)", float: "(0.1, 0.2)", str: "('a', 'b')"}
 """Examples of tuples, by the type of their items."""
 
 
-def _plain(kind: Any) -> Any:
+def plain(kind: Any) -> Any:
     """Returns a type without its conditions."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
@@ -136,12 +138,12 @@ def _expected(kind: Any) -> str:
     """Describes the values of a type."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return _expected(_plain(kind))
+        return _expected(plain(kind))
     if origin is Literal:
         return f"one of {', '.join(str(name) or repr(name) for name in inner)}"
-    if origin in _UNIONS:
+    if origin in UNIONS:
         return ", or ".join(map(_expected, inner))
-    if origin is tuple and (example := _TUPLES.get(_plain(inner[0]))):
+    if origin is tuple and (example := _TUPLES.get(plain(inner[0]))):
         return f"a value of type tuple, such as {example}"
     return "true or false" if kind is bool else f"a value of type {(origin or kind).__name__}"
 

@@ -17,6 +17,7 @@ import bert_jax.inference.pretrained
 from bert_jax import cli
 from bert_jax.command_line import arguments as module
 from bert_jax.command_line.arguments import COMMANDS
+from bert_jax.commands import Result
 from bert_jax.errors import InputError
 from bert_jax.text.tokenizer import read_tokenizer
 
@@ -71,6 +72,35 @@ def test_configs_prints_keys_with_values_and_comments(capsys: pytest.CaptureFixt
     assert keys["pretraining.total_steps"]["value"] == 1_000_000
     assert keys["pretraining.total_steps"]["comment"]
     assert cli.main(["configs", "bert_tinny"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("folder", "lines", "key"),
+    [
+        ("finetune", "config.num_epochs = 7", "num_epochs = 7"),
+        ("studies", "config.finetuning = {'optimizer.learning_rate': 1e-4}", "finetuning = {'optimizer.learning_rate'"),
+        (
+            "",
+            "config.optimizer.warmup_steps = 0.06; config.data.weights = 'size**0.7'",
+            "optimizer.warmup_steps = 0.06",
+        ),
+    ],
+)
+def test_ones_own_config_of_any_type_sets_what_the_command_line_can(
+    folder: str, lines: str, key: str, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    place = f"configs.{folder}" if folder else "configs"
+    (tmp_path / "mine.py").write_text(
+        f"from bert_jax.{place} import default\n\ndef get_config():\n    config = default.get_config()\n"
+        f"    {lines}\n    return config\n"
+    )
+    assert cli.main(["configs", str(tmp_path / "mine.py")]) == 0
+    assert f"\n{key}" in capsys.readouterr().out
+
+
+def test_a_result_prints_as_its_command():
+    assert str(Result({"a": 1.5}, "the text")) == "the text"
+    assert json.loads(str(Result({"a": 1.5}))) == {"a": 1.5}
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])

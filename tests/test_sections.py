@@ -21,6 +21,7 @@ class Outer(Section):
     name: str = ""
     extra: Mapping[str, float] = dataclasses.field(default_factory=dict)
     inner: Inner = Inner()
+    share: float | None = None
     phases: tuple[Mapping[str, object], ...] = ()
 
 
@@ -32,7 +33,7 @@ class Outer(Section):
         ("shares", "(0.5, 1)", (0.5, 1.0)), ("shares", "2", (2.0,)), ("shares", [1, 2], (1.0, 2.0)),
         ("shares", "0,512,1000", (0.0, 512.0, 1000.0)), ("shares", "[0, 7]", (0.0, 7.0)), ("shares", "()", ()),
         ("name", "12", "12"), ("inner.rate", "1", 1.0), ("inner.mode", "exact", "exact"),
-        ("extra", {"a": 1}, {"a": 1.0}),
+        ("extra", {"a": 1}, {"a": 1.0}), ("share", "0.5", 0.5), ("share", "None", None), ("share", None, None),
     ],
 )  # fmt: skip
 def test_a_value_has_the_type_of_its_key(key: str, text: object, value: object):
@@ -53,6 +54,7 @@ def test_a_value_has_the_type_of_its_key(key: str, text: object, value: object):
         ("shares", "(0.5, 'a')", r"shares\.1=a: expected a value of type float"),
         ("shares", "(" * 500, r"shares=.*: expected a value of type tuple, such as \(0\.1, 0\.2\)$"),
         ("name", 3, "name=3: expected a value of type str"),
+        ("share", "none", "share=none: expected a value of type float"),
         ("inner.rate", "nan", "inner.rate=nan: must be above 0"),
         ("inner.rate", False, "inner.rate=False: expected a value of type float"),
         ("inner.mode", "slow", "inner.mode=slow: expected one of fast, exact"),

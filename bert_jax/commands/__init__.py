@@ -21,6 +21,9 @@ class Result(dict[str, Any]):
         super().__init__(values)
         self.text, self.error = text, error
 
+    def __str__(self) -> str:
+        return self.to_json() if self.text is None else self.text
+
     def to_json(self) -> str:
         """Returns the values as JSON, in which a number that is not finite is null."""
         from bert_jax.tracking.metrics import finite_json

@@ -11,9 +11,7 @@ from bert_jax.progress import Bars, silent
 
 
 @command
-def evaluate(
-    checkpoint: Checkpoint, data: FileOrFolder, *, batch_size: int = 64, bars: Bars = silent,
-) -> Result:  # fmt: skip
+def evaluate(checkpoint: Checkpoint, data: FileOrFolder, *, batch_size: int = 64, bars: Bars = silent) -> Result:
     """Prints JSON: loss and accuracy on a dataset's eval split, or a fine-tuned model's scores on files.
 
     Reads: a checkpoint, and a prepared dataset or a labelled file

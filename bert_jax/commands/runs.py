@@ -195,7 +195,7 @@ def configs(config: Annotated[str, "NAME|FILE.py[:ARG]"] | None = None, /) -> Re
         return Result(found, "\n".join(f"{name:<21}  {text}" for name, text in found.items()))
     from bert_jax.config import load_config
 
-    loaded = load_config(config, kind=config_listing.type_of(config))
+    loaded = load_config(config, kind=None)
     comments = config_listing.key_comments(type(loaded))
     keys = {key: {"value": value, "comment": comments.get(key, "")} for key, value in flatten(loaded)}
     lines = [f"{key} = {of['value']!r}  # {of['comment']}" for key, of in keys.items()]

@@ -97,9 +97,9 @@ def text_rows(
     for position, row in _separated(itertools.islice(lines, starts, None), separator, utf8, quotes=quotes):
         if isinstance(row, BadRow):
             yield position, row
-        elif len(row) == len(names):
+        elif len(row := row or [""]) == len(names):
             yield position, dict(zip(names, row, strict=True))
-        elif row not in ([], [""]):
+        elif row != [""]:
             hint = "quote a field that contains a separator" if quotes else "a table with quotes is named .csv"
             yield position, BadRow(f"expected {len(names)} fields as in the header, got {len(row)}; {hint}")
 
@@ -117,11 +117,18 @@ def _json_row(line: bytes, utf8: Utf8) -> dict[str, Any] | BadRow:
 
 
 def _separated(lines: Lines, separator: str, utf8: Utf8, *, quotes: bool) -> Iterator[tuple[int, list[str] | BadRow]]:
-    """Yields rows by `csv`, not by pyarrow's reader.
+    """Yields rows: with `quotes` by `csv`, not by pyarrow's reader, and otherwise each line as a row.
 
     pyarrow takes a quote that is closed in a later row, or never, for one field: the rows between are merged silently.
-    What is not CSV, or not UTF-8, is the last row, because nobody knows where the next one begins.
+    What is not CSV, or not UTF-8, is the last row of CSV, because nobody knows where the next one begins.
     """
+    if not quotes:
+        for position, line in lines:
+            try:
+                yield position, utf8.decode(line).removesuffix("\r").split(separator)
+            except ValueError as error:
+                yield position, BadRow(str(error))
+        return
     begin, taken = 0, 0  # of the current row
 
     def decoded() -> Iterator[str]:
@@ -132,9 +139,7 @@ def _separated(lines: Lines, separator: str, utf8: Utf8, *, quotes: bool) -> Ite
 
     csv.field_size_limit(text_files.MAX_LINE_BYTES // 4)  # characters; `csv` holds 4 bytes for each
     try:
-        for row in csv.reader(
-            decoded(), delimiter=separator, strict=True, quoting=csv.QUOTE_MINIMAL if quotes else csv.QUOTE_NONE
-        ):
+        for row in csv.reader(decoded(), delimiter=separator, strict=True):
             yield begin, row
             taken = 0
     except ValueError as error:

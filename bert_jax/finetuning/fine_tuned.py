@@ -146,9 +146,7 @@ def predict(
     if named_format(output) not in ("", "json"):
         raise InputError(f"output={output}: predictions are JSON lines; choose a name that ends in .jsonl")
     task = task_of(found)
-    split = read_split(
-        task, "input", source, BadRows(strict=strict), found.tokenizer, labels="ignored", columns=texts
-    )  # fmt: skip
+    split = read_split(task, "input", source, BadRows(strict=strict), found.tokenizer, labels="ignored", columns=texts)
     atomic.check_file_output(output)
     model = open_model(found, batch_size=batch_size, dtype=found.config.get("dtype", "auto"))
     predictions = task.predictions(split, _outputs(model, split, bars))

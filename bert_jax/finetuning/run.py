@@ -165,12 +165,6 @@ def _record(setup: _Setup, task: Task) -> dict[str, Any]:
     return {**setup.head.to_dict(), **task.record()}
 
 
-def build_settings(config: FinetuneConfig, mesh: Mesh, model: BertConfig, head: TaskHead) -> dict[str, Any]:
-    """Returns the settings of the model with its head, for `abstract_parameters`."""
-    platform = mesh.devices.flat[0].platform
-    return {"build": BertForTask, "head": head, **model_settings(config, model.num_hidden_layers, platform, mesh)}
-
-
 def plan_step(
     mesh: Mesh, config: FinetuneConfig, model: BertConfig, head: TaskHead, total_steps: int
 ) -> tuple[StateSpec, TrainStep]:
@@ -178,9 +172,10 @@ def plan_step(
     recipe = config.optimizer
     check_schedule(recipe, recipe.warmup_proportion, total_steps)
     schedule = learning_rate_schedule(recipe.learning_rate, recipe.warmup_proportion, total_steps, recipe)
-    settings = build_settings(config, mesh, model, head)
+    platform = mesh.devices.flat[0].platform
+    settings = {"build": BertForTask, "head": head, **model_settings(config, model.num_hidden_layers, platform, mesh)}
     optimizer = make_optimizer(recipe, drop_parts(head.frozen, abstract_parameters(model, **settings)[2]))
-    zero1 = shards_state(config.mesh.zero1, mesh.devices.flat[0].platform)
+    zero1 = shards_state(config.mesh.zero1, platform)
     spec = describe_state(mesh, model, optimizer, config.seed, zero1=zero1, frozen=head.frozen, **settings)
     return spec, make_train_step(
         mesh, spec, optimizer, schedule, task_objective(head),

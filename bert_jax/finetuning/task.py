@@ -213,7 +213,7 @@ class Task(abc.ABC):
         for split in self.usual_files.keys() - found.keys():
             paths = (os.path.join(folder, name) for name in self.usual_files[split])
             found[split] = next((path for path in paths if remote.exists(remote.parse_path(path))), "")
-        return {split: path for split in (*self.usual_files, *given) if (path := found.get(split))}
+        return {split: path for split in (*given, *self.usual_files) if (path := found.get(split))}
 
     @abc.abstractmethod
     def read(

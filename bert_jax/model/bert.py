@@ -285,9 +285,7 @@ class MaskedLanguageModelHead(Transform):
         self.vocab_size = config.vocab_size
 
     @jax.named_scope("mlm_head")
-    def __call__(
-        self, x: jax.Array, masked_positions: jax.Array, word_embeddings: jax.Array
-    ) -> VocabularyProjection:  # fmt: skip
+    def __call__(self, x: jax.Array, masked_positions: jax.Array, word_embeddings: jax.Array) -> VocabularyProjection:
         """Maps x [B, L, D] at masked_positions [B, P] to a projection whose `logits` are fp32 [B, P, V]."""
         x = jnp.take_along_axis(x, masked_positions[:, :, None], axis=1)
         x = x.reshape(-1, x.shape[-1])  # all predictions on one axis, for the reason given in `weight_einsum`

@@ -36,11 +36,6 @@ def _is_one_of_several(environment: Mapping[str, str]) -> bool:
     return is_slurm or is_pod
 
 
-def _sees_tpus(environment: Mapping[str, str]) -> bool:
-    """Returns whether this host has TPUs. It may be one of a pod slice, whose hosts find each other by metadata."""
-    return cloud_tpu_init.running_in_cloud_tpu_vm and "tpu" in environment.get("JAX_PLATFORMS", "tpu")
-
-
 @contextmanager
 def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[None]:
     """Joins the other processes of the run, if there are any. Has to be the first use of JAX.
@@ -114,7 +109,9 @@ def _join(environment: Mapping[str, str]) -> None:
     """Connects to the other processes, if there are any. Raises as `joined_processes`."""
     options = _plain_options(environment)
     is_certain = bool(options) or _is_one_of_several(environment)
-    if options.get("num_processes") == 1 or (not is_certain and not _sees_tpus(environment)):
+    # A host with TPUs may be one of a pod slice, whose hosts find each other by metadata.
+    sees_tpus = cloud_tpu_init.running_in_cloud_tpu_vm and "tpu" in environment.get("JAX_PLATFORMS", "tpu")
+    if options.get("num_processes") == 1 or (not is_certain and not sees_tpus):
         return
     jax.config.update("jax_enable_preemption_service", False)  # it would handle SIGTERM, which StopSignal does
     try:

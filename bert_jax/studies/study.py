@@ -84,6 +84,7 @@ def plan_rows(config: StudyConfig, folder: epath.Path) -> list[PlannedRow]:
     if not config.rows or not config.tasks:
         raise InputError("rows, tasks: expected a tuple of StudyRow and one of StudyTask; got none")
     rows, tasks = _only("rows", config.rows, config.only_rows), _only("tasks", config.tasks, config.only_tasks)
+    _refuse_duplicates("pretraining_seeds", list(map(str, config.pretraining_seeds)))
     _refuse_duplicates("columns of tasks", [column for task in config.tasks for column in task.columns])
     encoders: dict[str, str] = {}  # the folder of the first row with a config of pre-training
     planned = []
@@ -157,8 +158,9 @@ def _finetuning(config: StudyConfig, row: StudyRow, task: StudyTask, encoder: st
     if config.task_data and not remote.is_remote(path):
         path = os.path.join(config.task_data, path)
     tuned = with_values(tuned, {"data.path": path, "init": encoder})
-    if tuned.search.learning_rates and "optimizer.learning_rate" in config.finetuning:
-        raise InputError("finetuning.optimizer.learning_rate: has no effect; set finetuning.search.learning_rates")
+    for key, name in (("optimizer.learning_rate", "learning_rates"), ("seed", "seeds")):
+        if getattr(tuned.search, name) and key in {**row.finetuning, **config.finetuning}:
+            raise InputError(f"finetuning.{key}: has no effect; set finetuning.search.{name}")
     planned_runs(tuned)
     return tuned
 
@@ -362,7 +364,7 @@ def study(config: StudyConfig, workdir: str, *, stop: StopSignal | None = None, 
             if row.pretraining is not None:
                 log.info("Pre-training row %r", name)
                 pretrain(row.pretraining, row.encoder, stop=stop, bars=bars)
-                lines = (line for line in read_metrics(epath.Path(row.encoder)) if line.get("split") == "eval")
+                lines = [line for line in read_metrics(epath.Path(row.encoder)) if line.get("split") == "eval"][-1:]
                 losses = [line[key] for line in lines for key in ("mlm_loss", "ltr_loss") if line.get(key) is not None]
                 if config.perplexity and losses and not row.keys.finetuning.get("from_scratch"):
                     table.cells[name, PERPLEXITY] = Cell([math.exp(losses[-1])])

@@ -88,9 +88,7 @@ def tables(path: str) -> Iterator[Table]:
         search = read_json(folder / _SEARCH)
         trials = search["by_learning_rate"].items()
         seeds = list(dict.fromkeys(seed for _, trial in trials for seed in trial["scores"]))
-        rows = [
-            [rate, trial["median"], *(trial["scores"].get(seed) for seed in seeds)] for rate, trial in trials
-        ]  # fmt: skip
+        rows = [[rate, trial["median"], *(trial["scores"].get(seed) for seed in seeds)] for rate, trial in trials]
         note = f"{folder.name}: {search['metric']} of each trial"
         yield note, ["learning_rate", "median", *(f"seed {seed}" for seed in seeds)], rows
     if remote.exists(folder / _STUDY):
@@ -106,19 +104,18 @@ def tables(path: str) -> Iterator[Table]:
 
 
 def results(runs: Sequence[ReportedRun]) -> Table:
-    """Returns the scores of each run at its last evaluation. A missing loss and the rate are of training."""
-    of_training = ("step", "tokens_seen", "loss", "tokens_per_second")
+    """Returns the scores of each run at its last evaluation, and the loss and the rate of training."""
+    of_training = {key: key for key in ("step", "tokens_seen", "tokens_per_second")} | {"training loss": "loss"}
     trained = [(run.splits["training"] or [{}])[-1] for run in runs]
     last = [
-        {**{key: row[key] for key in of_training if key in row}, **(run.splits["eval"] or [{}])[-1]}
+        {**{name: row[key] for name, key in of_training.items() if key in row}, **(run.splits["eval"] or [{}])[-1]}
         for run, row in zip(runs, trained, strict=True)
     ]
     names = [key for run in runs for row in run.splits["eval"] for key in row if not _NO_SCORES.fullmatch(key)]
-    known = dict.fromkeys(["step", "tokens_seen", "loss", *names, "tokens_per_second"])
+    known = dict.fromkeys(["step", "tokens_seen", *names, *of_training])
     keys = [key for key in known if any(key in row for row in last)]
     note = "Results on held-out examples. unigram_loss is the loss of word frequencies alone."
-    both = zip(runs, last, strict=True)
-    return note, ["run", *keys], [[run.name, *(row.get(key) for key in keys)] for run, row in both]
+    return note, ["run", *keys], [[run.name, *map(row.get, keys)] for run, row in zip(runs, last, strict=True)]
 
 
 def fills(run: ReportedRun) -> Table:

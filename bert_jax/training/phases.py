@@ -232,9 +232,7 @@ def _open_phase(plan: Plan, model: BertConfig, datasets: Sequence[PreparedDatase
         left_to_right=config.objective.lm == "ltr",
     )
     read = before[-1].dataset_hashes if before else ()
-    return Phase(
-        plan.start, plan.stop, config, tuple(datasets), model, train_loader, eval_loader, (*read, rows_hash)
-    )  # fmt: skip
+    return Phase(plan.start, plan.stop, config, tuple(datasets), model, train_loader, eval_loader, (*read, rows_hash))
 
 
 def _first_row(rows: TrainRows, before: Sequence[Phase]) -> int:

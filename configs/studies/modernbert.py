@@ -6,7 +6,8 @@
 The switches of ModernBERT's architecture come first (Warner et al. 2024, arXiv:2412.13663), then those of its
 objective and of its optimizer; the last row has Muon instead of StableAdamW. The gated feed-forward layer has two
 thirds of the units, so that it has as many weights. All rows have as many steps: with 30% of the tokens predicted a
-step takes more FLOPs, by the masked-LM head's share. FOLDER holds glue/STS-B, glue/SST-2, glue/MRPC and conll2003.
+step takes more FLOPs, by the masked-LM head's share. `studies/modernbert:128` has 128 units in place of 768, in heads
+of 64; the rows' feed-forward layers follow. FOLDER holds glue/STS-B, glue/SST-2, glue/MRPC and conll2003.
 
 Runs: 33 of pre-training (1,081,344,000,000 tokens), 2640 of fine-tuning. Hardware, time: not yet run.
 `benchmarks/modernbert_ladder.py` is the same with BERT-Tiny, and equal FLOPs.
@@ -45,19 +46,23 @@ def rows(hidden_size: int) -> tuple[StudyRow, ...]:
     """
     gated = {"model.intermediate_size": round(hidden_size / 3) * 8}
     made: list[StudyRow] = []
-    keys: dict[str, object] = {"optimizer.bias_correction": True}
+    keys: dict[str, object] = {}
     for name, switch in SWITCHES.items():
         keys = {**keys, **switch, **(gated if name == "GeGLU" else {})}
         made.append(StudyRow(name if not made else f"+ {name}", pretraining=dict(keys)))
     return tuple(made)
 
 
-def get_config() -> ConfigDict:
+def get_config(hidden_size: str = "768") -> ConfigDict:
     config = default.get_config()
+    model = config.pretraining.model
+    model.hidden_size = int(hidden_size)
+    model.num_attention_heads, model.intermediate_size = model.hidden_size // 64, 4 * model.hidden_size
+    config.pretraining.optimizer.bias_correction = True
     config.title = "From BERT to ModernBERT"
     config.note = "Each row has the changes of those above it; Muon replaces StableAdamW."
     config.perplexity = True
     config.pretraining_seeds = (0, 1, 2)
-    config.rows = rows(config.pretraining.model.hidden_size)
+    config.rows = rows(model.hidden_size)
     config.tasks = (_tasks.STS_B, _tasks.SST_2, _tasks.MRPC, _tasks.NER)
     return config

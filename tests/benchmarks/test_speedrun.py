@@ -101,9 +101,9 @@ def test_a_tampered_table_is_refused(verify: Verify):
 def test_a_record_above_its_loss_or_of_few_seeds_is_refused(verify: Verify):
     status, output = verify(lambda content: content["tables"]["seeds"]["rows"].pop())
     assert status == 1
-    assert "second: MLM loss 3.5750 of 2 seeds; expected at most 3.6 of at least 3" in output
+    assert "second: MLM loss 3.5750 of seeds [0, 1]; expected at most 3.6 of 0, 1 and 2 at least" in output
     status, output = verify(lambda content: seed_row(content, "first", 1).update(mlm_loss=3.7))
-    assert "first: MLM loss 3.6233 of 3 seeds; expected at most 3.6 " in output
+    assert "first: MLM loss 3.6233 of seeds [0, 1, 2]; expected at most 3.6 " in output
 
 
 def test_a_record_of_which_nothing_is_trained_again_is_refused(
@@ -115,9 +115,12 @@ def test_a_record_of_which_nothing_is_trained_again_is_refused(
 
     assert speedrun.main(["verify", str(path), "--only", "third"]) == 2
     assert "--only third: expected one of first, second" in capsys.readouterr().err
-    status, output = verify(other_seeds)
+    assert verify()[0] == 0
+    assert speedrun.main(["verify", str(path), "--seeds", "4"]) == 1
+    assert "first: seeds 0, 1, 2; expected one of --seeds 4" in "".join(capsys.readouterr())
+    status, output = verify(other_seeds)  # which may have been picked
     assert status == 1
-    assert "first: seeds 3, 4, 5; expected one of --seeds 0, 1, 2" in output
+    assert "first: MLM loss 3.5800 of seeds [3, 4, 5]; expected at most 3.6 of 0, 1 and 2 at least" in output
 
 
 def test_a_file_that_is_no_record_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -150,6 +150,8 @@ def test_a_study_goes_on_where_it_was_stopped(spec: str, overrides, tmp_path: Pa
         (("pretraining.init", "/nowhere"), r"row 'MLM & NSP': .*/nowhere"),
         (("finetuning.mesh.data", "3"), r"row 'MLM & NSP': task 'topic': mesh"),
         (("checkpoints.base", ""), r"row 'released': .*checkpoints\.base=CHECKPOINT"),
+        (("finetuning.seed", "7"), r"task 'topic': finetuning\.seed: has no effect; set finetuning\.search\.seeds"),
+        (("pretraining_seeds", "(1, 2, 1)"), r"pretraining_seeds: "),
     ],
 )
 def test_what_cannot_be_is_said_before_any_run(override: tuple[str, str], message: str, spec: str, overrides):
@@ -167,6 +169,7 @@ def test_what_cannot_be_is_said_before_any_run(override: tuple[str, str], messag
         ('"checkpoint": "base"', '"checkpoint": "/not/there"', "row 'released': .*/not/there"),
         ('"checkpoint": "base"', '"checkpoint": "base", "pretraining": LTR', "row 'released': .*'base'.*pretraining"),
         ('"name": "LTR"', '"name": "+"', r"rows\.1\.name=\+: "),
+        ('"head.bilstm": 8', '"seed": 8', "row '\\+ BiLSTM': task 'topic': finetuning.seed: has no effect"),
         ('"paper": {"topic": 77.5}', '"paper": {"topic": None}', r"rows\.1\.paper\.topic=None"),
         ('"name": "topic",', '"name": "topic", "columns": ("dev/f1",),', r"tasks\.0\.columns=\("),
         ('"name": "topic",', '"name": "topic", "scale": "x",', r"tasks\.0\.scale=x"),

@@ -182,9 +182,18 @@ def test_values_that_are_no_numbers_are_not_drawn(tmp_path: Path):
 def test_results_are_of_the_last_evaluation(tmp_path: Path):
     rows = (trained(5), evaluated(5, dev__accuracy=0.75), trained(10, loss=0.5), evaluated(10, dev__accuracy=0.5))
     page = page_of(tmp_path, write_rows(tmp_path / "last", *rows), write_rows(tmp_path / "none", trained(3)))
-    assert cells(page, "run") == ["run", "step", "loss", "dev/accuracy"]
+    assert cells(page, "run") == ["run", "step", "dev/accuracy", "training loss"]
     assert cells(page, "last") == ["last", "10", "0.5", "0.5"]
-    assert cells(page, "none") == ["none", "3", "1", "–"]
+    assert cells(page, "none") == ["none", "3", "–", "1"]
+
+
+def test_a_loss_of_training_is_not_shown_as_held_out(tmp_path: Path):
+    good = write_rows(tmp_path / "good", trained(5, loss=3.0), evaluated(5, loss=4.5))
+    bad = write_rows(tmp_path / "bad", trained(5, loss=5.5), evaluated(5, loss=None))
+    page = page_of(tmp_path, good, bad)
+    assert cells(page, "run") == ["run", "step", "loss", "training loss"]
+    assert cells(page, "good") == ["good", "5", "4.5", "3"]
+    assert cells(page, "bad") == ["bad", "5", "–", "5.5"]
 
 
 def test_results_have_no_score_of_training(tmp_path: Path):
@@ -194,9 +203,9 @@ def test_results_have_no_score_of_training(tmp_path: Path):
     )
     done = write_rows(tmp_path / "done", trained(8, mlm_loss=3.0), evaluated(8, mlm_loss=4.0))
     page = page_of(tmp_path, begun, done, write_rows(tmp_path / "none", trained(3, mlm_loss=2.0)))
-    assert cells(page, "run") == ["run", "step", "loss", "ltr_loss", "mlm_loss"]
-    assert cells(page, "begun") == ["begun", "4", "1", "6", "–"]
-    assert cells(page, "none") == ["none", "3", "1", "–", "–"]
+    assert cells(page, "run") == ["run", "step", "ltr_loss", "mlm_loss", "training loss"]
+    assert cells(page, "begun") == ["begun", "4", "6", "–", "1"]
+    assert cells(page, "none") == ["none", "3", "–", "–", "1"]
 
 
 def test_searches_studies_and_compiled_steps_have_tables(tmp_path: Path):
@@ -251,7 +260,7 @@ def test_results_are_json_as_well(tmp_path: Path, capsys: pytest.CaptureFixture)
     assert cli.main(["report", run, "--output", str(output), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {
         "output": str(output), "workdirs": [run],
-        "results": [{"run": "a", "step": 2, "tokens_seen": 12345, "loss": 1.0, "mlm_loss": 1.5,
+        "results": [{"run": "a", "step": 2, "tokens_seen": 12345, "training loss": 1.0, "mlm_loss": 1.5,
                      "tokens_per_second": 1234.5}],
     }  # fmt: skip
 

@@ -177,7 +177,7 @@ def test_tpu_host_joins_others_or_runs_alone(monkeypatch: pytest.MonkeyPatch):
         raise ValueError("coordinator_address should be defined.")
 
     monkeypatch.setattr("jax.distributed.initialize", initialize)
-    monkeypatch.setattr("bert_jax.runtime.processes._sees_tpus", lambda environment: True)
+    monkeypatch.setattr("bert_jax.runtime.processes.cloud_tpu_init.running_in_cloud_tpu_vm", True)
     enter({})
     assert len(asked) == 1
     with pytest.raises(BertJaxError, match="coordinator_address"):

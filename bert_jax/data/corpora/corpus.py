@@ -241,9 +241,7 @@ def _columnar_texts(
     """
     import pyarrow as pa
 
-    def as_bytes(values: "pa.Array") -> "pa.Array":
-        return values.cast(pa.large_binary())
-
+    as_bytes = operator.methodcaller("cast", pa.large_binary())
     for where, value in _column(path, kind, start, end, options.text_field, "--text_field", as_bytes):
         try:
             yield utf8.decode(value)

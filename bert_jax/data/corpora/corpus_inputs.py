@@ -77,7 +77,7 @@ def _expand_one(name: str, text_field: str) -> list[str]:
 def _is_text(path: str, name: str) -> bool:
     stem, extension = os.path.splitext(os.path.basename(path).lower())
     if extension in COMPRESSED:
-        extension = os.path.splitext(stem)[1]
+        name, extension = name.lower().removesuffix(extension), os.path.splitext(stem)[1]
     is_known = extension in ("", ".txt") or (named_format(path) != "" and not path.lower().endswith(".json"))
     return not _NO_TEXT.match(stem) and (is_known or name.lower().endswith(extension))
 

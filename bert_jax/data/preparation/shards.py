@@ -164,7 +164,7 @@ def make_buckets(runs: Sequence[Run], options: PrepareOptions, repeated: Run) ->
             lowest = np.unique(np.concatenate([lowest, found["lines" if of_lines else "hashes"]]))[:4]
             if len(lowest) >= 4 and not of_lines:
                 break
-        threshold = max(threshold, int(lowest[1]) + 1) if len(lowest) >= 4 else threshold
+        threshold = max(threshold, 1, int(lowest[1]) + 1 if len(lowest) >= 4 else 0)
     eval_tokens = int(counts.tokens * threshold / 2**64)
     buckets = []
     for split, held, tokens in (

@@ -174,7 +174,8 @@ class NerTask(Task):
         return tags
 
     def score(self, split: Split, outputs: Outputs) -> dict[str, float]:
-        return entity_scores([sentence.tags for sentence in split.examples], self._predicted(split, outputs))
+        scores = entity_scores([sentence.tags for sentence in split.examples], self._predicted(split, outputs))
+        return {**dict.fromkeys(self.metrics, 0.0), **scores}  # also of types that neither has
 
     def predictions(self, split: Split, outputs: Outputs) -> list[dict[str, Any]]:
         both = zip(split.examples, self._predicted(split, outputs), strict=True)

@@ -51,6 +51,12 @@ def test_files_that_are_no_text_are_skipped_and_logged(write, pattern, caplog):
     assert "wiki/CITATION.cff" in message
 
 
+def test_a_pattern_with_another_extension_reads_its_files_compressed_too(write):
+    write("w/a.md", "w/b.md.gz", "w/c.warc.wet.gz", "w/d.cff.gz")
+    assert expand(["w/*.md"]) == ["w/a.md"]
+    assert expand(["w/*.md.gz", "w/*.wet.gz"]) == ["w/b.md.gz", "w/c.warc.wet.gz"]
+
+
 def test_a_pipe_in_a_folder_is_no_input(write):
     write("c/a.txt")
     os.mkfifo("c/pipe")

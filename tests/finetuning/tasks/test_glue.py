@@ -73,6 +73,14 @@ def read(folder: Path, name: str, split: str, bad_rows: BadRows | None = None) -
     return task.read(path, bad_rows or BadRows(strict=True), split=split, labels=labels)
 
 
+def test_the_given_dev_file_comes_before_those_of_the_benchmark(tmp_path: Path):
+    for name in ("train.tsv", "dev_matched.tsv", "mine.tsv"):
+        (tmp_path / name).write_text("")
+    found = GlueTask.of("mnli").find(str(tmp_path), {"dev": "mine.tsv"})
+    assert next(split for split in found if split != "train") == "dev"
+    assert found["dev_matched"]
+
+
 @pytest.mark.parametrize(("task", "split"), LAYOUTS, ids="-".join)
 @pytest.mark.parametrize("inside", [True, False])
 def test_layouts(tmp_path: Path, task: str, split: str, inside: bool):

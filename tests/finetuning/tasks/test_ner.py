@@ -261,6 +261,14 @@ def test_words_without_pieces_are_outside(tokenizer: Tokenizer):
     assert [row["prediction"] for row in predicted] == [["B-A", "O", "B-A"], ["O"], ["B-A"]]
 
 
+def test_types_that_no_sentence_has_score_0(tokenizer: Tokenizer):
+    task = NerTask(tags=("O", "B-A", "I-A", "B-B", "I-B"), max_seq_len=3)
+    sentences = [TaggedSentence(("ship",), ("B-A",), 0, "")]
+    split = Split("dev", sentences, task.encode(sentences, tokenizer, labelled=True))
+    scores = task.score(split, [np.array([[0, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]])])
+    assert scores == {"f1": 1.0, "precision": 1.0, "recall": 1.0, "f1_A": 1.0, "f1_B": 0.0}
+
+
 def test_real_files(data_dir: Path):
     tokenizer = convert_vocabulary(str(data_dir / "vocab" / "bert-base-cased-vocab.txt"))
     counts = {"train": (3_394, 1_975), "dev": (1_009, 836), "test": (1_287, 1_079)}
