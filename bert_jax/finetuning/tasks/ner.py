@@ -34,7 +34,7 @@ from bert_jax.text.tokenizer import Tokenizer
 OUTSIDE = "O"
 
 _DOCUMENT = b"-DOCSTART-"
-_TAG = re.compile(r"O|[BIES]-\S.*")
+_TAG = re.compile(r"O|[BIESLU]-\S.*")
 _WORDS = 65_536  # tokenized at once
 _FILES = {
     "train": ("train.conll", "eng.train", "train.txt"),
@@ -122,7 +122,7 @@ class NerTask(Task):
         return example.tags is not None
 
     def _read_conll(self, path: str, bad_rows: BadRows, labels: Labels) -> list[TaggedSentence]:
-        """Reads the sentences of a file; tags in IOB1, BIO or BIOES are converted to BIO.
+        """Reads the sentences of a file; tags in IOB1, BIO, BIOES or BILOU are converted to BIO.
 
         A sentence with a line that is not UTF-8 or lacks a word or a valid tag is skipped.
         """
@@ -213,7 +213,7 @@ def _tag(columns: Sequence[str]) -> str:
     if len(columns) < 2:
         raise BadLabel(f"the word {columns[0]!r:.60} has no tag")
     if not _TAG.fullmatch(columns[-1]):
-        raise BadLabel(f"invalid tag {columns[-1]!r:.60}; expected O, B-TYPE, I-TYPE, E-TYPE or S-TYPE")
+        raise BadLabel(f"invalid tag {columns[-1]!r:.60}; expected O or a type after B-, I-, E-, S-, L- or U-")
     return columns[-1]
 
 
@@ -320,13 +320,13 @@ def entity_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     """Returns (type, start, end) of the entities of a sentence; `end` is exclusive.
 
     Reads IOB1, BIO and BIOES like conlleval (https://www.cnts.ua.ac.be/conll2000/chunking/conlleval.txt), including
-    ill-formed tags: B and S begin an entity; I and E do so after O, E, S, or another type.
+    ill-formed tags: B and S begin an entity; I and E do so after O, E, S, or another type. In BILOU, L is E and U is S.
     """
     spans: list[tuple[str, int, int]] = []
     start, before, kind = 0, OUTSIDE, ""
     for index, tag in enumerate([*tags, OUTSIDE]):
         prefix, _, this = tag.partition("-")
-        begins = prefix != OUTSIDE and (prefix in "BS" or before in "OES" or this != kind)
+        begins = prefix != OUTSIDE and (prefix in "BSU" or before in "OESLU" or this != kind)
         if before != OUTSIDE and (begins or prefix == OUTSIDE):
             spans.append((kind, start, index))
         if begins:
@@ -336,7 +336,7 @@ def entity_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def to_bio(tags: Sequence[str]) -> list[str]:
-    """Converts the tags of a sentence, in IOB1, BIO or BIOES, to BIO; `entity_spans` are unchanged."""
+    """Converts the tags of a sentence, in IOB1, BIO, BIOES or BILOU, to BIO; `entity_spans` are unchanged."""
     converted = [OUTSIDE] * len(tags)
     for kind, start, end in entity_spans(tags):
         converted[start:end] = [f"B-{kind}"] + [f"I-{kind}"] * (end - start - 1)
@@ -353,7 +353,7 @@ def entity_scores(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     """Returns `f1`, `precision` and `recall` over all entities, and `f1_TYPE` of each type; fractions, not percent.
 
     Args:
-      gold: the tags of each sentence, in IOB1, BIO or BIOES.
+      gold: the tags of each sentence, in IOB1, BIO, BIOES or BILOU.
       predicted: the same number of tags and sentences.
     """
     counts: dict[str, list[int]] = {}  # by type: entities of the file, predicted, and predicted at their place

@@ -96,7 +96,7 @@ def test_files_to_predict_have_a_word_a_line_unless_a_column_is_named(tmp_path: 
         ("Peter", "'Peter' has no tag"),
         ("Peter\t", "''"),
         ("\tO", "no word"),
-        ("Peter L-PER", "'L-PER'"),
+        ("Peter X-PER", "'X-PER'"),
         ("Peter B-", "'B-'"),
         ("Sm\udcefth I-PER", "UTF-8.*0xef"),
     ],
@@ -139,6 +139,7 @@ def test_bio_by_hand():
     bio = ["B-A", "I-A", "B-A", "O", "B-B", "I-B", "I-B", "B-A"]
     assert to_bio(["I-A", "I-A", "B-A", "O", "I-B", "I-B", "I-B", "I-A"]) == bio  # IOB1
     assert to_bio(["B-A", "E-A", "S-A", "O", "B-B", "I-B", "E-B", "S-A"]) == bio  # BIOES
+    assert to_bio(["B-A", "L-A", "U-A", "O", "B-B", "I-B", "L-B", "U-A"]) == bio  # BILOU
 
 
 def test_predictions_as_conlleval_reads_them(tmp_path: Path):
