@@ -94,7 +94,8 @@ def test_a_study_goes_on_where_it_was_stopped(spec: str, overrides, tmp_path: Pa
         folder = note(workdir)
         folder.mkdir(parents=True, exist_ok=True)
         loss = 2.0 if config.objective.lm == "mlm" else 3.0
-        (folder / "metrics.jsonl").write_text(json.dumps({"step": 4, "split": "eval", "mlm_loss": loss}) + "\n")
+        rows = [{"step": step, "split": "eval", "mlm_loss": loss} for step, loss in ((2, 9.0), (4, loss), *later)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
     def fake_search(config, workdir, **options):
         note(workdir)
@@ -103,6 +104,7 @@ def test_a_study_goes_on_where_it_was_stopped(spec: str, overrides, tmp_path: Pa
         return {"metric": "accuracy", "learning_rate": 1e-2, "results": results}
 
     searched: list[PretrainConfig] = []
+    later: list[tuple[int, None]] = []
     monkeypatch.setattr(module, "pretrain", fake_pretrain)
     monkeypatch.setattr(module, "search", fake_search)
     config = load_study(spec, [*overrides, ("finetuning.optimizer.learning_rate", "1e-2")])
@@ -131,6 +133,8 @@ def test_a_study_goes_on_where_it_was_stopped(spec: str, overrides, tmp_path: Pa
     assert of_bilstm.init == str(tmp_path / "run" / "pretraining" / "ltr")
     assert of_bilstm.data.path == str(tmp_path / "topics")
     assert (tmp_path / "run" / "table.md").read_text() == render(table)
+    later.append((6, None))  # not finite
+    assert "values" not in study(config, str(tmp_path / "run")).as_json()["rows"][0]["columns"]["perplexity"]
 
 
 @pytest.mark.parametrize(
