@@ -65,7 +65,7 @@ def load_config(spec: str, overrides: Overrides = (), *, kind: type[Section] | N
         raise InputError(f"config={spec}: {file}: {type(error).__name__}: {error}") from error
     if not isinstance(made, ConfigDict):
         raise InputError(f"config={spec}: {file}: expected a ConfigDict of get_config(), got {type(made).__name__}")
-    kind = kind or max(config_listing.CONFIG_TYPES.values(), key=lambda one: len({*kinds(one)} & {*made}))
+    kind = kind or max(config_listing.CONFIG_TYPES, key=lambda one: len({*kinds(one)} & {*made}))
     try:
         config = from_mapping(kind, made.to_dict())
     except InputError as error:

@@ -12,13 +12,7 @@ from pathlib import Path
 from bert_jax.config_keys import FinetuneConfig, PretrainConfig, StudyConfig
 from bert_jax.sections import Section, kinds
 
-CONFIG_TYPES = {"finetune/": FinetuneConfig, "studies/": StudyConfig, "": PretrainConfig}
-"""Type of the configs whose names begin so."""
-
-
-def type_of(spec: str) -> type[Section]:
-    """Returns the type of the config `spec`, a name or a file."""
-    return next(kind for prefix, kind in CONFIG_TYPES.items() if prefix in f"/{spec}")
+CONFIG_TYPES: tuple[type[Section], ...] = (PretrainConfig, FinetuneConfig, StudyConfig)
 
 
 def config_files() -> dict[str, Path]:

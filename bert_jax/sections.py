@@ -68,7 +68,9 @@ def checked(name: str, kind: Any, value: Any, default: object = None) -> Any:
 
     Raises InputError, with the name, for a value of another type or against a condition. It shows the default.
     """
-    if types.NoneType in get_args(kind) and value not in (None, "None"):
+    if types.NoneType in get_args(kind):
+        if value in (None, "None"):
+            return None
         kind = get_args(kind)[0]
     example = f", such as {default}" if isinstance(default, (int, float, str)) and default != "" else ""
     try:
@@ -108,8 +110,6 @@ def _converted(kind: Any, value: Any) -> Any:
         return {_converted(inner[0], key): checked(str(key), inner[1], one) for key, one in dict(value).items()}
     if kind is bool and not isinstance(value, bool):
         return {"true": True, "1": True, "false": False, "0": False}[str(value).lower()]
-    if kind is types.NoneType and value == "None":
-        return None
     if kind is int:
         if isinstance(value, bool) or value != int(value) or abs(value) >= 1 << 63:
             raise ValueError

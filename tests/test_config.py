@@ -178,7 +178,7 @@ def test_keys_that_do_not_fit_the_schedule_are_refused(keys: dict, message: str)
         check_config(load_config("default", overrides | {fix[1]: fix[2]}), 40)
 
 
-@pytest.mark.parametrize("kind", config_listing.CONFIG_TYPES.values())
+@pytest.mark.parametrize("kind", config_listing.CONFIG_TYPES)
 def test_every_key_has_a_comment(kind: type):
     comments = config_listing.key_comments(kind)
     assert {key for key, _ in flatten(kind())} <= {*comments}

@@ -181,7 +181,7 @@ def _from_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
         angles = (values.get("rope_parameters") or {}).get(kind) or {}
         scaling = {**angles, **(values.get("rope_scaling") or {})}  # the older name is for both kinds
         if (rope_type := scaling.get("rope_type", scaling.get("type", "default"))) != "default":
-            raise InputError(f"rope_parameters.{kind}.rope_type={rope_type!r:.60}: expected default")
+            raise InputError(f"rope_parameters.{kind}.rope_type={rope_type!r:.60}, or rope_scaling: expected default")
         found |= {f"{name}_rope_theta": angles["rope_theta"]} if "rope_theta" in angles else {}
     if kinds := values.get("layer_types"):
         is_global = [kind == _ATTENTION["global"] for kind in kinds]

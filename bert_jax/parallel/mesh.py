@@ -17,7 +17,7 @@ from bert_jax.errors import InputError
 from bert_jax.model import BertConfig
 
 AnyMesh = Mesh | AbstractMesh
-"""The second has no devices; programs can be compiled for it."""
+"""A mesh of devices, or one without, for which programs can be compiled."""
 
 MESH_AXES = ("data", "fsdp", "tensor")
 

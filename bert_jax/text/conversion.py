@@ -36,7 +36,9 @@ _SETTINGS: dict[str, dict[str, Any]] = {  # of tokenizers of `transformers`: val
     ".model": {
         "do_lower_case": (False, None), "keep_accents": (True, None),
         # Others number the pieces anew, as XLMRobertaTokenizer.
-        "tokenizer_class": ("AlbertTokenizer", "AlbertTokenizerFast", "T5Tokenizer", "BertGenerationTokenizer", None),
+        "tokenizer_class": (
+            "AlbertTokenizer", "AlbertTokenizerFast", "T5Tokenizer", "T5TokenizerFast", "BertGenerationTokenizer", None
+        ),
     },
 }  # fmt: skip
 _ALBERT = {"do_lower_case": True, "keep_accents": False}  # what AlbertTokenizer does unless it is stated
@@ -98,24 +100,25 @@ def open_folder(folder: epath.Path, *, lowercase: bool | None = None) -> Tokeniz
 
 def _check_settings(folder: epath.Path, tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Tokenizer:
     """Returns a folder's tokenizer. Raises InputError for settings that `transformers` obeys and it does not."""
-    normalizer = tokenizer.content["normalizer"] or {}
     rules = {
         "do_lower_case": tokenizer.lowercase, "strip_accents": tokenizer.strip_accents,
-        "tokenize_chinese_chars": normalizer.get("handle_chinese_chars"),
+        "tokenize_chinese_chars": (tokenizer.content["normalizer"] or {}).get("handle_chinese_chars"),
     }  # fmt: skip
     for name, value in rules.items() if tokenizer.kind == "wordpiece" else ():
         if value is not None and settings.get(name) not in (None, value):
-            value = json.dumps(settings[name])
-            raise InputError(f"{folder}: {name}={value} contradicts the tokenizer; correct one of them")
-    added = [settings.get(f"{role}_token") for role in ROLES]
-    for name in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder"):
-        tokens = settings.get(name) or ()
-        added += tokens.values() if isinstance(tokens, dict) else tokens
-    if remote.exists(folder / ADDED_TOKENS):
-        added += atomic.read_json(folder / ADDED_TOKENS)
-    for token in filter(None, added):
-        if (text := token["content"] if isinstance(token, dict) else str(token)) not in tokenizer.added_tokens:
-            raise InputError(f"{folder}: adds the token {text!r:.60}, which the tokenizer's file lacks; save it anew")
+            stated = json.dumps(settings[name])
+            raise InputError(f"{folder}: {name}={stated} contradicts the tokenizer; correct one of them")
+    with refused(f"{folder}: the tokenizer's settings are invalid"):
+        added = [settings.get(f"{role}_token") for role in ROLES]
+        for name in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder"):
+            tokens = settings.get(name) or ()
+            added += tokens.values() if isinstance(tokens, dict) else tokens
+        if remote.exists(folder / ADDED_TOKENS):
+            added += atomic.read_json(folder / ADDED_TOKENS)
+        texts = [str(token["content"] if isinstance(token, dict) else token) for token in added if token]
+    if missing := [text for text in texts if text not in tokenizer.added_tokens]:
+        fix = "save the tokenizer by save_pretrained of transformers"
+        raise InputError(f"{folder}: the settings add the token {missing[0]!r:.60}, which the tokenizer lacks; {fix}")
     return tokenizer
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from bert_jax.config import load_config
 from bert_jax.config_keys import StudyRow, StudyTask
-from bert_jax.config_listing import key_comments, type_of
+from bert_jax.config_listing import key_comments
 from bert_jax.finetuning.run import CHANGEABLE
 from bert_jax.sections import flatten
 from bert_jax.training import phases, run
@@ -45,7 +46,7 @@ def keys(config: str) -> list[Key]:
 
     Raises ValueError for a key without a comment.
     """
-    kind = type_of(config)
+    kind = type(load_config(config, kind=None))
     comments = key_comments(kind)
     order = {key: number for number, key in enumerate(comments)}
     found = []

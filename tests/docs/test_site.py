@@ -10,7 +10,7 @@ from generators import write_pages
 from support import child_processes, docs
 
 from bert_jax.command_line.arguments import COMMANDS
-from bert_jax.config_listing import type_of
+from bert_jax.config import load_config
 from bert_jax.sections import flatten
 
 
@@ -27,7 +27,8 @@ def test_every_config_key_is_on_the_page_with_its_default_and_meaning(generated:
     for config, page in pages.items():
         rows = re.findall(r"^\| \[`([\w.]+)`\]\S* \| `(.*?)` \| \w+ \| .+? \|", (generated / page).read_text(), re.M)
         values = [
-            (key, f'"{value}"' if isinstance(value, str) else repr(value)) for key, value in flatten(type_of(config)())
+            (key, f'"{value}"' if isinstance(value, str) else repr(value))
+            for key, value in flatten(type(load_config(config, kind=None))())
         ]
         assert sorted(rows) == sorted(values)
 

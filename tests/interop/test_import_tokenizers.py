@@ -122,6 +122,8 @@ def test_settings_that_would_change_the_ids_of_a_vocab_txt(settings: dict, messa
         ({"strip_accents": False}, "strip_accents=false contradicts"),
         ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars=false"),
         ({"mask_token": "ship"}, "'ship'"),
+        ({"additional_special_tokens": 5}, "settings are invalid"),
+        ({"added_tokens_decoder": {"4": {"id": 4}}}, "settings are invalid"),
         ({}, "'ship'"),
     ],
     ids=str,

@@ -327,7 +327,7 @@ class EvalLoader:
         self, datasets: Sequence[PreparedDataset], *, batch_size: int, microbatches: int = 1, batches: int = -1,
         left_to_right: bool = False,
     ):  # fmt: skip
-        """Creates batches of `batch_size` rows, the `microbatches` of at most `batches` whole ones; of all for -1.
+        """Creates microbatches of `batch_size` rows: `microbatches` for each of at most `batches` batches, -1 for all.
 
         `left_to_right` batches are not masked; see `next_token_targets`.
         """
