@@ -2,9 +2,10 @@
 
     python benchmarks/long_run_scores.py --output runs/long --tasks FOLDER
 
-OUTPUT is that of `long_run.sh`, which may still run, and FOLDER that of `prepare_tasks.sh`. Each milestone is a row;
-the first one, of step 0, is untrained. All have the same search, with five seeds: STS-B, and once the run has ended,
-its first and its last step also SST-2 and MRPC. What is finished is kept.
+OUTPUT is that of `long_run.sh`, which may still run, and FOLDER that of `prepare_tasks.sh`. Each milestone at the peak
+rate is a row; the first one, of step 0, is untrained. All have the same search, with five seeds: STS-B, and once a run
+has ended, its first and its last step, rows of a table of their own, also SST-2 and MRPC. What is in the record is
+kept, also if the run has gone: a run that starts anew repeats it.
 
 Core-hours are those of the training steps, by the median time of a step in each phase: a run that is paused now and
 then costs no more for it.
@@ -12,7 +13,7 @@ then costs no more for it.
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,10 @@ def evaluate(output: Path, step: int, length: int) -> dict[str, float]:
     return {f"{name}_{length}": scores[name] for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")}
 
 
-def draw(rows: Sequence[dict[str, Any]], curves: Mapping[int, Sequence[tuple[float, float]]], path: Path) -> None:
+def draw(
+    rows: Iterable[dict[str, Any]], ends: Iterable[dict[str, Any]],
+    curves: Mapping[int, Sequence[tuple[float, float]]], path: Path,
+) -> None:  # fmt: skip
     """Draws the loss of the run's own evaluations, `curves` by tokens of a row, and STS-B, by core-hours."""
     import matplotlib as mpl
 
@@ -118,12 +122,14 @@ def draw(rows: Sequence[dict[str, Any]], curves: Mapping[int, Sequence[tuple[flo
             losses.plot([at for at, _ in curve], [loss for _, loss in curve], label=f"sequences of {length}")
     losses.set_title("held-out MLM loss, nats", fontsize=10)
     losses.legend(frameon=False)
-    for task in ALWAYS:
-        hours, means, deviations = (
-            [row[key] for row in rows] for key in ("core_hours", f"{task}_mean", f"{task}_deviation")
-        )
-        scores.errorbar(hours, means, yerr=deviations, marker="o", capsize=3)
-        scores.set_title(f"{task} on the dev set, with the deviation over seeds", fontsize=10)
+    for label, drawn in (("at the peak rate", rows), ("of the run that ended", ends)):
+        for task in ALWAYS:
+            columns = ("core_hours", f"{task}_mean", f"{task}_deviation")
+            if points := [[row[key] for key in columns] for row in drawn]:
+                hours, means, deviations = zip(*points, strict=True)
+                scores.errorbar(hours, means, yerr=deviations, marker="o", capsize=3, label=label)
+            scores.set_title(f"{task} on the dev set, with the deviation over seeds", fontsize=10)
+    scores.legend(frameon=False)
     for panel in (losses, scores):
         panel.set_xlabel("core-hours of pre-training", fontsize=10)
         panel.set_xlim(left=0)
@@ -143,26 +149,28 @@ def main() -> None:
     run, study = output / "run", output / "study"
     config, metrics = read_config(run), read_metrics(epath.Path(run))
     record = Record(options.json, MEASURES)
-    known = {row["step"]: row for row in record.earlier("milestones")}
-    # The study's config lists the milestones that exist now.
-    tasks = options.tasks.absolute()
-    bert_jax("study", f"{Path(__file__).absolute()}:{output}", f"--workdir={study}", f"--config.task_data={tasks}")
-    scores = {row["name"]: row["columns"] for row in json.loads((study / "table.json").read_text())["rows"]}
-    rows = []
-    for step in [step for step in milestones(run) if f"step {step}" in scores]:
-        cells = {task: cell for task, cell in scores[f"step {step}"].items() if cell.get("values")}
-        row = known.get(step) or record.stamp | {"step": step}
-        for length in LENGTHS if {*ENDS} <= {*cells} else LENGTHS[:1]:
-            if f"mlm_loss_{length}" not in row:
-                row |= evaluate(output, step, length)
-        passed = cost(metrics, config, step)
+    tables = {name: {row["step"]: row for row in record.earlier(name)} for name in ("milestones", "ends")}
+    found, tasks = milestones(run), options.tasks.absolute()
+    ends = {found[0], found[-1]} if found[-1] == config.total_steps else set()
+    wanted = [step for step in found if step not in (tables["ends"] if step in ends else tables["milestones"])]
+    scores = {}
+    if wanted:
+        names = tuple(f"step {step}" for step in wanted)
+        bert_jax(
+            "study", f"{Path(__file__).absolute()}:{output}", f"--workdir={study}", f"--config.task_data={tasks}",
+            f"--config.only_rows={names}",
+        )  # fmt: skip
+        scores = {row["name"]: row["columns"] for row in json.loads((study / "table.json").read_text())["rows"]}
+    for step in wanted:
+        row, passed = record.stamp | {"step": step}, cost(metrics, config, step)
+        for length in LENGTHS if step in ends else LENGTHS[:1]:
+            row |= evaluate(output, step, length)
         row |= {"million_tokens": passed["million_tokens"], "core_hours": options.cores * passed["hours"]}
-        for task, cell in cells.items():
+        for task, cell in scores[f"step {step}"].items():
             row |= {f"{task}_mean": cell["mean"], f"{task}_deviation": cell["deviation"], task: cell["values"]}
-        rows.append(row)
-        record.set_table("milestones", COLUMNS, rows)
-    if ends := [row for row in rows if {*ENDS} <= {*row}]:
-        record.set_table("ends", COLUMNS_OF_ENDS, ends)
+        tables["ends" if step in ends else "milestones"][step] = row
+    for name, columns in (("milestones", COLUMNS), ("ends", COLUMNS_OF_ENDS)):
+        record.set_table(name, columns, [row for _, row in sorted(tables[name].items())])
     evaluations = [row for row in metrics if row.get("split") == "eval"]
     curves = {
         length: [
@@ -171,8 +179,8 @@ def main() -> None:
         ]
         for length, plan in zip(LENGTHS, plan_phases(config), strict=True)
     }  # fmt: skip
-    draw(rows, curves, options.figure)
-    print(record.render("milestones"))
+    draw(tables["milestones"].values(), tables["ends"].values(), curves, options.figure)
+    print(record.render("milestones"), record.render("ends"), sep="\n\n")
 
 
 if __name__ == "__main__":

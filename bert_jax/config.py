@@ -10,7 +10,7 @@ from ml_collections import ConfigDict, FieldReference
 from bert_jax import config_listing
 from bert_jax.config_keys import FinetuneConfig, PretrainConfig, RunConfig, StudyConfig
 from bert_jax.errors import InputError
-from bert_jax.sections import UNIONS, Section, from_mapping, kinds, nearest, plain, with_values
+from bert_jax.sections import UNIONS, Section, flatten, from_mapping, kinds, nearest, plain, with_values
 
 __all__ = ["FinetuneConfig", "PretrainConfig", "RunConfig", "StudyConfig", "load_config", "to_config_dict"]
 
@@ -70,4 +70,16 @@ def load_config(spec: str, overrides: Overrides = (), *, kind: type[Section] | N
         config = from_mapping(kind, made.to_dict())
     except InputError as error:
         raise InputError(f"{file}: {error}; expected keys of a {kind.__name__}") from error
-    return with_values(config, dict(overrides))
+    return with_overrides(config, dict(overrides))
+
+
+def with_overrides(config: S, overrides: Mapping[str, Any]) -> S:
+    """Returns the config with other values, as `with_values`. InputError also for a key that every phase sets."""
+    config = with_values(config, overrides)
+    flat = dict(flatten(config))
+    for key in overrides:
+        prefix = "pretraining." if key.startswith("pretraining.") else ""
+        phases, name = flat.get(f"{prefix}phases"), key.removeprefix(prefix)
+        if phases and all(name in phase for phase in phases):
+            raise InputError(f"{key}: has no effect: every phase sets it; set {prefix}phases.0.{name}, and so on")
+    return config

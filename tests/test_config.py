@@ -228,6 +228,16 @@ def test_a_key_of_a_part_is_suggested_with_its_part():
         load_config("finetune/text")
 
 
+def test_an_override_that_every_phase_replaces_is_refused():
+    phases = ("phases", "({'steps': 3, 'global_batch_size': 8, 'data.path': 'a'}, {'steps': -1, 'data.path': 'b'})")
+    assert load_config("default", [phases, ("global_batch_size", "16")]).global_batch_size == 16  # that of one phase
+    with pytest.raises(InputError, match=r"^data\.path: .*phases\.0\.data\.path"):
+        load_config("default", [phases, ("data.path", "c")])
+    of_study = [(f"pretraining.{key}", value) for key, value in (phases, ("data.path", "c"))]
+    with pytest.raises(InputError, match=r"^pretraining\.data\.path: .*pretraining\.phases\.0\.data\.path"):
+        load_config("studies/table5", of_study, kind=StudyConfig)
+
+
 def test_files_that_are_not_configs_are_refused(tmp_path: Path):
     with pytest.raises(InputError, match=r"none\.py"):
         load_config(str(tmp_path / "none.py"))

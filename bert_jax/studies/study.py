@@ -24,7 +24,7 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.config import load_config
+from bert_jax.config import load_config, with_overrides
 from bert_jax.config_keys import FinetuneConfig, PretrainConfig, StudyConfig, StudyRow, StudyTask
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
@@ -99,7 +99,7 @@ def plan_rows(config: StudyConfig, folder: epath.Path) -> list[PlannedRow]:
                 raise InputError(f"checkpoint={row.checkpoint!r}: the row has pretraining, too; set one of the two")
             for keys in _repeat(row, config.pretraining_seeds):
                 if not keys.checkpoint:
-                    pretraining = with_values(config.pretraining, keys.pretraining or {})
+                    pretraining = with_overrides(config.pretraining, keys.pretraining or {})
                     own = str(folder / "pretraining" / _slug(keys.name))
                     encoder = encoders.setdefault(json.dumps(to_dict(pretraining)), own)
                 if row in rows:
