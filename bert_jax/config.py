@@ -74,12 +74,14 @@ def load_config(spec: str, overrides: Overrides = (), *, kind: type[Section] | N
 
 
 def with_overrides(config: S, overrides: Mapping[str, Any]) -> S:
-    """Returns the config with other values, as `with_values`. InputError also for a key that every phase sets."""
+    """Returns the config with other values, as `with_values`.
+
+    Raises InputError also for a key that every phase sets, unless the phases are among the values.
+    """
     config = with_values(config, overrides)
-    flat = dict(flatten(config))
     for key in overrides:
         prefix = "pretraining." if key.startswith("pretraining.") else ""
-        phases, name = flat.get(f"{prefix}phases"), key.removeprefix(prefix)
-        if phases and all(name in phase for phase in phases):
+        phases, name = dict(flatten(config)).get(f"{prefix}phases"), key.removeprefix(prefix)
+        if f"{prefix}phases" not in overrides and phases and all(name in phase for phase in phases):
             raise InputError(f"{key}: has no effect: every phase sets it; set {prefix}phases.0.{name}, and so on")
     return config

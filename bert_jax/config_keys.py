@@ -82,8 +82,8 @@ class MeshKeys(Section):
 class CheckpointKeys(Section):
     """Checkpoints."""
 
-    every_steps: Positive = 5_000  # Steps; also saved at the end and on SIGTERM.
-    keep: Positive = 3  # Newest checkpoints kept, beside the milestones.
+    every_steps: Positive = 5_000  # Steps; also saved at the end of each phase and on SIGTERM.
+    keep: Positive = 3  # Newest checkpoints kept; all milestones are, too.
 
 
 def _are_first_and_last(steps: str) -> bool:
@@ -301,7 +301,7 @@ class PretrainConfig(RunConfig):
     # Microbatches per step; -1: as many as max_rows_per_device requires.
     gradient_accumulation: PositiveOrOpen = 1
     max_rows_per_device: NotNegative = 0  # Maximum rows of a microbatch per device, if gradient_accumulation=-1.
-    eval_every_steps: NotNegative = 10_000  # Steps between evaluations; 0: only at the end.
+    eval_every_steps: NotNegative = 10_000  # Steps between evaluations; 0: only at the end of each phase.
     eval_at_start: bool = False  # True: also evaluates before the first step, as step 0.
     # Batches of global_batch_size sequences; -1: the whole eval split.
     eval_batches: Annotated[int, Must("at least -1", lambda x: x >= -1)] = 64

@@ -127,5 +127,3 @@ def _on_chip(config: ConfigDict, rows_of_128: int, rows_of_512: int, attention_o
         {**first, "max_rows_per_device": rows_of_128},
         {**second, "max_rows_per_device": rows_of_512, **attention_of_512},
     )
-    # Unused (every phase overrides it), but validation requires a positive value.
-    config.max_rows_per_device = rows_of_128

@@ -67,13 +67,12 @@ class ForeignCheckpoint(Checkpoint):
         """Returns `path` and `step`; there is no `digest`."""
         return {"path": str(self.path), "step": self.step, "digest": None}
 
-    def _restore(self, target: Parameters, *, is_partial: bool) -> Parameters:
+    def _restore(self, target: Parameters) -> Parameters:
         read = self.read_parameters()
-        result: Parameters = jax.tree.map(
+        return jax.tree.map(
             lambda leaf, value: jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda at: value[at]),
             target, {part: read[part] for part in target},
         )  # fmt: skip
-        return result
 
 
 def import_checkpoint(

@@ -152,10 +152,9 @@ def _replicated_axes(sharding: NamedSharding) -> tuple[str, ...]:
 
 def mark_varying(parameters: Parameters, shardings: Parameters) -> Parameters:
     """Casts parameters to device-varying, so that autodiff inserts no psum for their gradients."""
-    result: Parameters = jax.tree.map(
+    return jax.tree.map(
         lambda value, sharding: jax.lax.pcast(value, _replicated_axes(sharding), to="varying"), parameters, shardings
     )
-    return result
 
 
 @jax.named_scope("parameters")

@@ -13,9 +13,9 @@ WORKDIR/checkpoints/STEP/
 
 Imported parameters have a folder like that of a step, without optimizer, position and config, and with
 
-  heads          the present ones of `model.bert.HEADS` (a step of pre-training has all that its model has)
+  heads          the present ones of `model.bert.HEADS`
 
-Steps of a fine-tuned model have `heads` as well, and
+Steps have `heads` as well, without a next-sentence head that is not trained, and those of a fine-tuned model
 
   task           the output layers and the settings that prediction needs
 
@@ -100,8 +100,7 @@ class Checkpoint:
 
         Args:
           shardings: a tree with at least the loaded parts.
-          parts: attributes of the model to load; by default all, and then the checkpoint may have no others except
-            those of a task.
+          parts: attributes of the model to load; by default all.
           settings: model settings for `abstract_parameters`; by default pre-training with the present heads.
         """
         _, shapes, _ = abstract_parameters(self.bert_config, **(settings or {"heads": self.heads}))
@@ -113,16 +112,15 @@ class Checkpoint:
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             shapes, {part: shardings[part] for part in shapes},
         )  # fmt: skip
-        is_partial = parts is not None or (self.task is not None and not settings)
-        return self._restore(target, is_partial=is_partial)
+        return self._restore(target)
 
-    def _restore(self, target: Parameters, *, is_partial: bool) -> Parameters:
+    def _restore(self, target: Parameters) -> Parameters:
         """Verifies and reads the parameters in `target`, a tree of jax.ShapeDtypeStruct with shardings.
 
-        `is_partial` allows others in the checkpoint. A checkpoint of another format overrides this.
+        A checkpoint of another format overrides this.
         """
         verify(self.path, ["parameters"])
-        return read_arrays(self.path / "parameters", target, is_partial=is_partial)
+        return read_arrays(self.path / "parameters", target, is_partial=True)
 
 
 def read_arrays(item: epath.Path, target: Any, *, is_partial: bool = False) -> Any:

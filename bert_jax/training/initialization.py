@@ -23,7 +23,7 @@ from bert_jax.model.task_heads import BertForTask, TaskHead
 from bert_jax.sections import flatten, from_mapping, with_values
 from bert_jax.training.checkpoints import Checkpoint, newest_intact, open_checkpoint, other_vocabulary_error
 from bert_jax.training.checks import data_paths
-from bert_jax.training.phases import Phase, plan_at, plan_phases
+from bert_jax.training.phases import Phase, plan_phases
 from bert_jax.training.train_step import StateSpec, TrainState
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ def fill_in_from_checkpoint(config: PretrainConfig, workdir: epath.Path | None =
     """Returns the config with the sizes and the objective of the checkpoint in `init`, where it leaves them open.
 
     The sizes are those of the checkpoint, with as many positions as the longest sequence of the datasets if those are
-    more. NSP is trained if the checkpoint was trained with it, and every dataset has pairs. A run that resumes in
+    more. NSP is trained if the checkpoint has its head, and every dataset has pairs. A run that resumes in
     `workdir` has the values that it began with, and needs no `init`.
 
     Raises InputError if no checkpoint is given, for a value of the config that contradicts it, and if `workdir` holds a
@@ -178,15 +178,8 @@ def _checkpoint_values(checkpoint: Checkpoint, config: PretrainConfig) -> dict[s
     datasets = [DatasetInfo.read(remote.parse_path(path)) for path in paths]
     lengths = [*(plan.config.data.seq_len for plan in plans), *(info.seq_len for info in datasets)]
     sizes["max_position_embeddings"] = max(sizes["max_position_embeddings"], *lengths)
-    has_pairs = all(info.options.get("pairs") != "none" for info in datasets)
+    has_pairs = lm == "mlm" and all(info.options.get("pairs") != "none" for info in datasets)
     return {
         **{f"model.{name}": value for name, value in sizes.items()},
-        "objective.lm": lm, "objective.nsp": _trains_nsp(checkpoint) and has_pairs,
+        "objective.lm": lm, "objective.nsp": has_pairs and {"pooler", "nsp_head"} <= {*checkpoint.heads},
     }  # fmt: skip
-
-
-def _trains_nsp(checkpoint: Checkpoint) -> bool:
-    """Returns whether a checkpoint was trained with NSP: by its config; an imported one by its heads."""
-    if checkpoint.config and checkpoint.task is None:
-        return bool(plan_at(from_mapping(PretrainConfig, checkpoint.config), checkpoint.step).config.objective.nsp)
-    return {"pooler", "nsp_head"} <= {*checkpoint.heads} and not checkpoint.bert_config.is_decoder

@@ -92,7 +92,7 @@ def _compute_losses(checkpoint: Checkpoint, batch: HostBatch, phase: Phase) -> d
     `best_ids` [B, P] are the most probable tokens. The model runs as in `phase`, that of the step.
     """
     lm, mesh, model = phase.config.objective.lm, make_mesh(MeshKeys()), phase.model
-    graph, _, info = abstract_parameters(model, dtype=compute_dtype(phase.config.dtype))
+    graph, _, info = abstract_parameters(model, dtype=compute_dtype(phase.config.dtype), heads=checkpoint.heads)
     shardings = parameter_shardings(mesh, info)
 
     def losses(model: Any, rows: Batch[jax.Array]) -> dict[str, jax.Array]:

@@ -145,7 +145,6 @@ def open_phases(config: PretrainConfig, mesh: AnyMesh, platform: str | None = No
     Raises InputError for values out of range or that do not match the mesh, datasets of different vocabularies,
     sequences longer than the model supports, invalid masks, and an empty training split.
     """
-    check_config(config, config.total_steps)
     datasets: dict[str, PreparedDataset] = {}
     phases: list[Phase] = []
     for plan in plan_phases(config):
@@ -164,8 +163,8 @@ def open_phases(config: PretrainConfig, mesh: AnyMesh, platform: str | None = No
         fitted = fit_plan(plan, mesh, seq_len, opened[0].tokenizer.vocab_size, str(opened[0].folder), platform)
         phases.append(_open_phase(*fitted, opened, phases))
     target = config.target
-    most = 1.0 if target.metric.endswith("accuracy") else math.inf
-    if target.metric and not (0 < target.value <= most and any(_is_measured(target.metric, one) for one in phases)):
+    is_possible = 0 < target.value <= (1 if target.metric.endswith("accuracy") else math.inf)
+    if target != type(target)() and not (is_possible and any(_is_measured(target.metric, one) for one in phases)):
         raise InputError(
             f"target.metric={target.metric}: needs a loss above 0 or an accuracy of at most 1 as target.value, got "
             f"{target.value}, and evaluations with it, which a phase lacks if it has no eval split, eval_batches=0, "

@@ -21,7 +21,7 @@ from bert_jax.data.loading.loader import Prefetch
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import BertConfig, abstract_parameters, parameter_count
-from bert_jax.model.bert import HEADS
+from bert_jax.model.bert import HEADS, heads_of
 from bert_jax.parallel.mesh import AnyMesh, make_mesh, put_batch, rows_here
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.interpreter import StopSignal
@@ -89,9 +89,9 @@ def _pretrain(run: Run, config: PretrainConfig) -> dict[str, float]:
     run.enter_workdir()
     before = claim_workdir(folder, phases)
     start = before.step if before else 0
-    scores = _scores_at(folder, start) if start == config.total_steps or (start and config.target.metric) else {}
-    is_over = start == config.total_steps and (scores or not phases[-1].eval_loader.batches)
-    if is_over or config.target.is_reached(scores):
+    scores, is_last = _scores_at(folder, start)
+    is_unscored = start == config.total_steps and not scores and phases[-1].eval_loader.batches > 0
+    if is_last and (config.target.is_reached(scores) or (start == config.total_steps and not is_unscored)):
         log.info("%s is finished: step %d of %d%s", folder, start, config.total_steps, _target(config, scores))
         return {}
     init = open_init(phases) if config.init and before is None else None
@@ -124,11 +124,11 @@ def _pretrain(run: Run, config: PretrainConfig) -> dict[str, float]:
 
     # --- Phases, in order ----------------------------------------------------------------------------------------
     evaluation: dict[str, float] = {}
-    if start == config.total_steps:  # which was lowered to a step that had been saved and not evaluated
+    if is_unscored:  # total_steps was lowered to a step that had been saved
         with jax.set_mesh(mesh):
             evaluation = _make_evaluate(run, phases, phases[-1], spec)(start, state)
     for phase in phases:
-        if start < phase.stop and not config.target.is_reached(evaluation):
+        if start < phase.stop and not config.target.is_reached(evaluation or scores):
             spec, train_step = planned if phase is current else plan_step(mesh, phase, phase.model)
             state, evaluation = _train_phase(
                 run, phases, phase, spec, train_step, state, max(start, phase.start), position.get("unlogged"),
@@ -141,11 +141,11 @@ def _pretrain(run: Run, config: PretrainConfig) -> dict[str, float]:
     return evaluation
 
 
-def _scores_at(folder: epath.Path, step: int) -> dict[str, Any]:
-    """Returns the evaluation of `step` if it is the last step in the metrics of a workdir; {} without one."""
+def _scores_at(folder: epath.Path, step: int) -> tuple[dict[str, Any], bool]:
+    """Returns the evaluation of `step` in the metrics of a workdir, {} without one; and whether no row is later."""
     rows = read_metrics(folder)
     scores = [row for row in rows if row["step"] == step and row.get("split") == "eval"]
-    return scores[-1] if scores and rows[-1]["step"] == step else {}
+    return scores[-1] if scores else {}, all(row["step"] <= step for row in rows)
 
 
 def _target(config: PretrainConfig, scores: Mapping[str, float]) -> str:
@@ -207,6 +207,7 @@ def _train_phase(
     `milestones` are those that were saved, to which it adds. Raises the errors of `pretrain`.
     """
     config, loader = phase.config, phase.train_loader
+    run.checkpointer.description["heads"] = trained_heads(phase)
     log_data(phase, start)
     work = pretraining_work(config, phase.model, loader)
     throughput = Throughput(lambda step: work)
@@ -238,6 +239,11 @@ def _train_phase(
         save(0, state)
     steps = StepRange(start, phase.stop, config, train_step, loader.batch, config.global_batch_size, throughput)
     return run_steps(run, steps, state, hooks), evaluation.scores
+
+
+def trained_heads(phase: Phase) -> list[str]:
+    """Returns the heads that a checkpoint of a phase has: without the next-sentence head if it is not trained."""
+    return [head for head in heads_of(phase.model) if head != "nsp_head" or phase.config.objective.nsp]
 
 
 def _make_evaluate(
@@ -359,10 +365,8 @@ class Training:
         """
         target = remote.absolute(folder)
         check_place(target)
-        untrained = () if self.config.objective.nsp else ("nsp_head",)
-        parameters = drop_parts(untrained, state.parameters)
+        heads = trained_heads(self._phase)
         save_parameters(
-            target, parameters, bert_config=self.model, tokenizer=self.tokenizer,
-            heads=[head for head in HEADS if head in parameters],
-            inputs=describe_inputs([self._phase], self._init),
+            target, drop_parts({*HEADS} - {*heads}, state.parameters), bert_config=self.model,
+            tokenizer=self.tokenizer, heads=heads, inputs=describe_inputs([self._phase], self._init),
         )  # fmt: skip

@@ -104,14 +104,14 @@ class Run:
             trackers[:0] = [MetricsFile(self.folder, start), TensorBoard(self.folder, start)]
             trackers += _open_wandb(config.tracking.wandb_project, self.folder)
             self.trackers.log_config(dict(flatten(config)))
-        if self.stop.received:
-            raise NotBegun(
-                f"{self.stop.received.name}: stopped before step {start + 1}; rerun the same command to resume"
-            )
         entry = provenance.record(inputs, devices=describe_devices(), start_step=start)
         checkpointer.description["provenance"] = entry
         if is_first():
             provenance.append(self.folder, entry)
+        if self.stop.received:
+            raise NotBegun(
+                f"{self.stop.received.name}: stopped before step {start + 1}; rerun the same command to resume"
+            )
         self.bar = self.bars(total=total, initial=start, desc=self.name, unit="step")
         self.stack.callback(self.bar.close)
 

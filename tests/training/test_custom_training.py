@@ -57,8 +57,9 @@ def test_a_head_that_is_not_trained_is_not_saved(
     training = bert_jax.Training(settings)
     state = training.initial_state()
     training.save(str(tmp_path / "own"), state)
+    bert_jax.pretrain(with_values(settings, {"total_steps": 3}), str(tmp_path / "run"))
     saved = open_checkpoint(str(tmp_path / "own"))
-    assert saved.heads == ("pooler", "mlm_head")
+    assert saved.heads == open_checkpoint(str(tmp_path / "run")).heads == ("pooler", "mlm_head")
     made = json.loads((tmp_path / "own" / "provenance" / "metadata").read_text())
     assert made["inputs"]["init"]["path"] == str(tmp_path / "first")
     capsys.readouterr()
@@ -66,8 +67,14 @@ def test_a_head_that_is_not_trained_is_not_saved(
     scores = json.loads(capsys.readouterr().out)
     assert not [name for name in scores if name.startswith("nsp")]
     assert scores["loss"] == pytest.approx(training.evaluate(state)["loss"], rel=1e-5)
-    continued = {"init": tmp_path / "own", "data.path": dataset_dir}
-    assert fill_in_from_checkpoint(bert_jax.load_config("continue", continued)).objective.nsp is False
+    for name in ("own", "run"):
+        continued = {"init": tmp_path / name, "data.path": dataset_dir}
+        assert fill_in_from_checkpoint(bert_jax.load_config("continue", continued)).objective.nsp is False
+        bert_jax.export(str(tmp_path / name), str(tmp_path / f"{name}-export"))
+        exported = json.loads((tmp_path / f"{name}-export" / "config.json").read_text())
+        assert exported["architectures"] == ["BertForMaskedLM"]
+    with pytest.raises(bert_jax.InputError, match="has no nsp_head"):
+        bert_jax.pretrain(with_values(config, {"init": tmp_path / "run"}), str(tmp_path / "next"))
 
 
 def test_batches_resume_at_any_step(training: bert_jax.Training):

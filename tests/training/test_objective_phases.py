@@ -23,6 +23,7 @@ from bert_jax.inference.pretrained import load
 from bert_jax.interop.architectures import architecture_of
 from bert_jax.interop.huggingface import model_card
 from bert_jax.model import abstract_parameters, initialize
+from bert_jax.model.bert import HEADS
 from bert_jax.tracking.report import curves, read_runs
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.evaluation import evaluate_checkpoint, unigram_nats
@@ -89,7 +90,7 @@ def test_a_checkpoint_is_evaluated_and_exported_as_what_its_phase_trains(
 @pytest.mark.parametrize("step", [2, 4, 6, 8])
 def test_attention_is_causal_before_the_change_and_bidirectional_after(step: int, run: Path):
     checkpoint = open_checkpoint(step_of(run, step))
-    graph = abstract_parameters(checkpoint.bert_config)[0]
+    graph = abstract_parameters(checkpoint.bert_config, heads=checkpoint.heads)[0]
     model = nnx.merge(graph, checkpoint.load_parameters())
     batch = {
         "input_ids": np.arange(10, 18)[None], "token_type_ids": np.zeros((1, 8), int),
@@ -104,7 +105,8 @@ def test_attention_is_causal_before_the_change_and_bidirectional_after(step: int
 
 def test_next_sentence_prediction_begins_in_the_phase_that_trains_it(run: Path):
     before, after = (open_checkpoint(step_of(run, step)) for step in (4, 8))
-    trained, later = before.load_parameters(), after.load_parameters()
+    assert (before.heads, after.heads) == (("pooler", "mlm_head"), HEADS)
+    trained, later = (checkpoint.load_parameters(heads=HEADS) for checkpoint in (before, after))
     _, initial = initialize(before.bert_config, jax.random.fold_in(jax.random.key(0), 0))
     for part in ("pooler", "nsp_head"):
         models.assert_close(trained[part], initial[part], rtol=1e-6)
@@ -177,8 +179,8 @@ def test_a_run_from_a_causal_checkpoint_may_continue_with_the_masked_objective(
     run: Path, dataset_dir: Path, tmp_path: Path
 ):
     config = helpers.small_config(
-        dataset_dir, phases=({**PHASES[0], "steps": 1}, PHASES[1]), init=step_of(run, 4), total_steps=2,
-        model__hidden_size=-1, optimizer__warmup_steps=1,
+        dataset_dir, phases=({**PHASES[0], "steps": 1}, PHASES[1]), init=step_of(run, 4), init_missing_heads=True,
+        total_steps=2, model__hidden_size=-1, optimizer__warmup_steps=1,
     )  # fmt: skip
     pretrain(config, str(tmp_path))
     assert not open_checkpoint(str(tmp_path)).bert_config.is_decoder

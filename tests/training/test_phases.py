@@ -95,6 +95,14 @@ def test_invalid_phases_are_refused(phases: str, message: str, dataset_dir: Path
     assert not (tmp_path / "run").exists()
 
 
+def test_values_that_every_phase_replaces_are_not_checked(dataset_dir: Path):
+    phases = ({"steps": 4, "optimizer.warmup_steps": 2}, {"steps": -1, "optimizer.warmup_steps": 1})
+    config = helpers.small_config(
+        dataset_dir, phases=phases, optimizer__warmup_steps=9, optimizer__restart_schedule=True
+    )
+    assert [phase.config.optimizer.warmup_steps for phase in helpers.open_phases(config)] == [2, 1]
+
+
 def test_phases_of_different_vocabularies_are_refused(
     corpus_file: Path, vocabulary: list[str], dataset_dir: Path, tmp_path: Path
 ):

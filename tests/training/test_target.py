@@ -92,6 +92,7 @@ def test_accuracies_are_to_rise_and_losses_to_fall():
         ({**EASY, "objective__lm": "ltr", "objective__nsp": False}, r"mlm_loss: .*another objective"),
         ({"target__metric": "f1"}, r"target\.metric=f1: expected one of"),
         ({"target__value": -1}, r"target\.value=-1"),
+        ({"target__value": 3.6}, r"target\.metric=: .*got 3\.6"),
     ],
 )
 def test_targets_that_no_evaluation_measures_are_refused(settings: dict, message: str, dataset_dir: Path):
