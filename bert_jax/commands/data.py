@@ -58,9 +58,7 @@ def vocab(
     path = remote.parse_path(output)
     if path.suffix != ".json":
         raise InputError(f"output={output}: expected a name that ends in .json, such as {FILE}")
-    if remote.exists(path):
-        raise InputError(f"output={output}: already exists; choose another path or delete it")
-    atomic.check_file_output(output)
+    atomic.check_file_output(output, is_new=True)
     if from_:
         from bert_jax.text.conversion import convert_vocabulary
 

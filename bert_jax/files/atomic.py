@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from etils import epath
 
 from bert_jax.errors import InputError
-from bert_jax.files.remote import is_remote, is_taken, parse_path, store_errors, store_of
+from bert_jax.files.remote import exists, is_remote, is_taken, parse_path, store_errors, store_of
 
 
 def make_folder(folder: epath.Path) -> None:
@@ -39,13 +39,23 @@ def make_folder(folder: epath.Path) -> None:
         probe.unlink()
 
 
-def check_file_output(output: str) -> None:
-    """Creates the folder of an output file and checks that it is writable. Raises InputError or OSError if not."""
+def check_file_output(output: str, *, is_new: bool = False) -> None:
+    """Creates the folder of an output file and checks that it is writable. Raises InputError or OSError if not.
+
+    A file that exists will be replaced; with `is_new` it is refused.
+    """
     path = parse_path(output)
     if not path.name or output.endswith("/") or path.is_dir():
         raise InputError(f"output={output}: got a folder, expected a file; give it a name")
-    if not output.startswith("/dev/"):
+    if not _is_stream(output):
+        if is_new and exists(path):
+            raise InputError(f"output={output}: already exists; choose another name or delete it")
         make_folder(path.parent)
+
+
+def _is_stream(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a path is a pipe or a device, such as /dev/stdout, also where that is redirected to a file."""
+    return os.fspath(path).startswith(("/dev/std", "/dev/fd/")) or (os.path.exists(path) and not os.path.isfile(path))
 
 
 @contextmanager
@@ -85,7 +95,7 @@ def whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Yields a file that becomes `path`, as `whole_path`. Pipes and devices are appended to directly."""
-    if os.fspath(path).startswith("/dev/") or (os.path.exists(path) and not os.path.isfile(path)):
+    if _is_stream(path):
         # A file opened again would have an offset of its own, and what is printed would overwrite its rows.
         with store_errors(path), open(os.dup(1) if os.fspath(path) == "/dev/stdout" else path, "ab") as device:
             yield device

@@ -84,8 +84,6 @@ def extract(
       InputError: an argument, the checkpoint or the input is invalid.
     """
     target = remote.parse_path(output)
-    if remote.exists(target):
-        raise InputError(f"output={target}: already exists; choose another name or delete it")
     check_batch_size(batch_size)
     texts: list[tuple[str, str | None]] = []
     for text in read_lines(input):
@@ -99,7 +97,7 @@ def extract(
     length = config.max_position_embeddings if seq_len is None else seq_len
     if not 3 <= length <= config.max_position_embeddings:
         raise InputError(f"seq_len={seq_len}: expected 3 to {config.max_position_embeddings}, the model's maximum")
-    atomic.check_file_output(output)
+    atomic.check_file_output(output, is_new=True)
 
     sequences = encode_pairs(tokenizer, texts, length)
     check_segments(config.type_vocab_size, sequences, f"input={input}: ")

@@ -131,13 +131,10 @@ def score_lines(
 
     Raises InputError if an argument, the checkpoint or the input is invalid, or no line has a token.
     """
-    target = remote.parse_path(output)
-    if remote.exists(target):
-        raise InputError(f"output={target}: already exists; choose another name or delete it")
     check_batch_size(batch_size)
     check_masked_lm("score", "mlm_head" in found.heads, found.bert_config)
     texts = read_lines(input)
-    atomic.check_file_output(output)
+    atomic.check_file_output(output, is_new=True)
     model = load_model(
         found, batch_size=batch_size, max_seq_len=found.bert_config.max_position_embeddings,
         forward=target_log_probabilities,
@@ -146,7 +143,7 @@ def score_lines(
     tokens = sum(score.tokens for score in scores)
     if not tokens:
         raise InputError(f"input={input}: no line has a token; expected text")
-    with atomic.whole_file(target) as file:
+    with atomic.whole_file(remote.parse_path(output)) as file:
         file.writelines(json.dumps(asdict(score), ensure_ascii=False).encode() + b"\n" for score in scores)
     return {
         "output": output, "lines": len(texts), "tokens": tokens,

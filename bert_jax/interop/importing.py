@@ -151,7 +151,9 @@ def open_source(location: str, **options: Any) -> ForeignCheckpoint:
         )
     if len(candidates) > 1:
         raise InputError(f"{folder}: found several models, {', '.join(candidates)}; give one of these files")
-    with _on_this_machine(folder, _needed(candidates[0], _names(folder))) as local:
+    beginning = candidates[0].split(".")[0]  # of the weights; small files are beside them
+    needed = [name for name in _names(folder) if name.startswith(beginning) or name.endswith(_SMALL)]
+    with _on_this_machine(folder, needed) as local:
         found = _read(local / candidates[0], **options)
         if remote.is_remote(path):  # whose local copy is deleted below
             found = dataclasses.replace(found, read_parameters=partial(dict, found.read_parameters()))
@@ -177,11 +179,6 @@ def _locate(path: epath.Path) -> tuple[epath.Path, list[str]]:
     usual = ([WHOLE], [_SHARDED[0]], indices, ["pytorch_model.bin"], [_SHARDED[1]])
     groups = (*usual, [name for name in names if name.endswith(_SINGLE)])
     return folder, next((group for group in groups if group and {*group} <= {*names}), [])
-
-
-def _needed(weights: str, names: Sequence[str]) -> list[str]:
-    """Returns the files of a model: those of its weights, and the small ones beside them."""
-    return [name for name in names if name.startswith(weights.split(".")[0]) or name.endswith(_SMALL)]
 
 
 @contextmanager

@@ -111,6 +111,8 @@ def _repeat(row: StudyRow, seeds: Sequence[int]) -> list[StudyRow]:
     """Returns a row for each seed of pre-training; the row itself if there are none, and for a given checkpoint."""
     if not seeds or row.checkpoint:
         return [row]
+    if "seed" in (row.pretraining or {}):
+        raise InputError("pretraining.seed: has no effect; set pretraining_seeds")
     return [
         replace(row, name=_name_of_seed(row.name, seed), pretraining={**(row.pretraining or {}), "seed": seed})
         for seed in seeds

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import tempfile
 import threading
 import time
 from contextlib import ExitStack
@@ -116,6 +117,15 @@ def test_pipes_and_symbolic_links_are_written_through(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link", "pipe"]
 
 
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no folder in memory")
+def test_a_file_on_a_disk_in_memory_is_replaced():
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        atomic.check_file_output(f"{folder}/new/file")
+        for content in (b"first", b"second"):
+            atomic.write_whole(f"{folder}/new/file", content)
+        assert Path(folder, "new", "file").read_bytes() == b"second"
+
+
 def test_what_is_printed_follows_the_rows_of_a_redirected_stdout(capfd):
     atomic.write_whole("/dev/stdout", b"rows\n")
     os.write(1, b"{}\n")
@@ -183,7 +193,8 @@ def test_output_that_is_no_file_is_refused(name: str, tmp_path: Path):
 def test_output_that_cannot_be_written_is_refused(tmp_path: Path):
     atomic.check_file_output(str(tmp_path / "new" / "file"))
     assert list((tmp_path / "new").iterdir()) == []
-    atomic.check_file_output("/dev/stdout")
+    for stream in ("/dev/stdout", "/dev/null"):
+        atomic.check_file_output(stream, is_new=True)
     with pytest.raises(OSError, match="/proc/"):
         atomic.check_file_output("/proc/file")
 

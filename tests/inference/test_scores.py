@@ -102,12 +102,13 @@ def test_texts_of_many_lengths_share_one_program(bert: bert_jax.PreTrained):
 def test_what_cannot_be_scored_is_refused(vocabulary: list[str], bert: bert_jax.PreTrained, tmp_path: Path):
     sources.write_checkpoint(tmp_path / "ltr", vocabulary, heads=("mlm_head",), is_decoder=True, num_hidden_layers=1)
     sources.write_checkpoint(tmp_path / "headless", vocabulary, heads=(), num_hidden_layers=1)
+    sources.write_checkpoint(tmp_path / "words", vocabulary, heads=("mlm_head",), num_hidden_layers=1)
     (tmp_path / "empty.txt").write_text("\n\n")
     (tmp_path / "lines.txt").write_text("the ship .\n")
     for arguments, message in (
         (("ltr", "lines.txt", "new"), "left-to-right"),
         (("headless", "lines.txt", "new"), "mlm_head"),
-        (("headless", "lines.txt", "lines.txt"), r"output=.*lines\.txt"),
+        (("words", "lines.txt", "lines.txt"), r"output=.*lines\.txt: already exists"),
     ):
         with pytest.raises(InputError, match=message):
             bert_jax.score(*(tmp_path / name for name in arguments))

@@ -173,7 +173,11 @@ def test_what_cannot_be_is_said_before_any_run(override: tuple[str, str], messag
         ('"checkpoint": "base"', '"checkpoint": "/not/there"', "row 'released': .*/not/there"),
         ('"checkpoint": "base"', '"checkpoint": "base", "pretraining": LTR', "row 'released': .*'base'.*pretraining"),
         ('"name": "LTR"', '"name": "+"', r"rows\.1\.name=\+: "),
-        ('"total_steps": 4,', '"phases": ({"steps": 4, "objective.lm": "mlm"},),', "row 'LTR': objective.lm: has no"),
+        (
+            "config.perplexity = True", 'LTR["seed"], config.pretraining_seeds = 5, (0, 1)',
+            r"row 'LTR': pretraining\.seed: has no effect; set pretraining_seeds",
+        ),
+        ('"total_steps": 4', '"total_steps": 4, "phases": ({"steps": 4, "objective.lm": "mlm"},)', "LTR.*: has no"),
         ('"head.bilstm": 8', '"seed": 8', "row '\\+ BiLSTM': task 'topic': finetuning.seed: has no effect"),
         ('"paper": {"topic": 77.5}', '"paper": {"topic": None}', r"rows\.1\.paper\.topic=None"),
         ('"name": "topic",', '"name": "topic", "columns": ("dev/f1",),', r"tasks\.0\.columns=\("),
