@@ -46,8 +46,8 @@ done
 for variable in CHIPS_PER_HOST SLICES MAX_FAILURES; do
   [[ ${!variable} =~ ^(0|[1-9][0-9]*)$ ]] || refuse "$variable=${!variable}: expected a whole number"
 done
-[[ $NAME =~ ^[a-z]([-a-z0-9]*[a-z0-9])?$ ]] ||
-  refuse "NAME=$NAME: invalid name; expected lower-case letters, digits and hyphens, as in bert-1"
+[[ $NAME =~ ^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$ ]] || # the names of pods are up to 22 longer, and end at 63
+  refuse "NAME=$NAME: invalid name; expected up to 40 lower-case letters, digits and hyphens, as in bert-1"
 case $ACCELERATOR in
   tpu-v5-lite-podslice | tpu-v6e-slice) sizes='two sizes, as in 4x4' more=1 ;;
   tpu-v4-podslice | tpu-v5p-slice | tpu7x) sizes='three sizes, as in 2x2x4' more=2 ;;

@@ -70,8 +70,7 @@ def pretrain(
         plan = plan_run(config, workdir=workdir, device=device, devices=devices, mfu=mfu)
         return Result(plan, render(plan))
     if device or devices is not None or mfu != 1:
-        given = f"device={device}, devices={devices}, mfu={mfu}"
-        raise InputError(f"{given}: expected only with dry_run; a run uses the devices of the machine")
+        raise InputError("device, devices, mfu: expected only with dry_run; a run uses the devices of the machine")
     if workdir is None:
         raise InputError("workdir: required to train; expected a folder, such as runs/tiny")
     from bert_jax.training import pretrain as training

@@ -373,7 +373,8 @@ def study(config: StudyConfig, workdir: str, *, stop: StopSignal | None = None, 
                 write()
             for task, tuned in row.finetuning:
                 log.info("Fine-tuning row %r on task %r", name, task.name)
-                found = search(tuned, str(_cell_folder(folder, row, task)), stop=stop, bars=bars)
+                with _named(f"row {name!r}: task {task.name!r}"):
+                    found = search(tuned, str(_cell_folder(folder, row, task)), stop=stop, bars=bars)
                 for column, score in task.columns.items():
                     split, _, metric = (score or f"/{found['metric']}").partition("/")
                     values = {

@@ -116,6 +116,7 @@ def test_exit_statuses_decide():
         (["--", "x"], {"TOPOLOGY": "2x2x4"}, ["TOPOLOGY=2x2x4", "tpu-v6e-slice", "4x4"]),
         (["--", "x"], {"TOPOLOGY": "3x3"}, ["TOPOLOGY=3x3", "9 chips", "CHIPS_PER_HOST=4"]),
         (["--", "x"], {"SLICES": "one"}, ["SLICES=one"]),
+        (["--", "x"], {"NAME": "b" * 41}, ["NAME=bb", "up to 40"]),
         (["--", "x"], {"SPOT": "maybe"}, ["SPOT=maybe", "yes", "no"]),
         (["--", "a\nb"], {}, ["COMMAND"]),
     ],

@@ -163,6 +163,16 @@ def test_what_cannot_be_is_said_before_any_run(override: tuple[str, str], messag
         plan_rows(load_study(spec, [*overrides, override]), FOLDER)
 
 
+def test_an_error_of_a_search_names_its_cell(spec: str, overrides, tmp_path: Path, monkeypatch):
+    def refuse(*arguments, **options):
+        raise InputError("workdir: holds a run with another config")
+
+    monkeypatch.setattr(module, "pretrain", lambda *arguments, **options: {})
+    monkeypatch.setattr(module, "search", refuse)
+    with pytest.raises(InputError, match=r"^row 'MLM & NSP': task 'topic': workdir: holds"):
+        study(load_study(spec, overrides), str(tmp_path / "run"))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
