@@ -122,12 +122,12 @@ def draw(
             losses.plot([at for at, _ in curve], [loss for _, loss in curve], label=f"sequences of {length}")
     losses.set_title("held-out MLM loss, nats", fontsize=10)
     losses.legend(frameon=False)
-    for label, drawn in (("at the peak rate", rows), ("of the run that ended", ends)):
+    for label, drawn, form in (("at the peak rate", rows, "o-"), ("of the run that ended", ends, "o")):
         for task in ALWAYS:
             columns = ("core_hours", f"{task}_mean", f"{task}_deviation")
             if points := [[row[key] for key in columns] for row in drawn]:
                 hours, means, deviations = zip(*points, strict=True)
-                scores.errorbar(hours, means, yerr=deviations, marker="o", capsize=3, label=label)
+                scores.errorbar(hours, means, yerr=deviations, fmt=form, capsize=3, label=label)
             scores.set_title(f"{task} on the dev set, with the deviation over seeds", fontsize=10)
     scores.legend(frameon=False)
     for panel in (losses, scores):
