@@ -70,7 +70,7 @@ def pretrain(
         plan = plan_run(config, workdir=workdir, device=device, devices=devices, mfu=mfu)
         return Result(plan, render(plan))
     if device or devices is not None or mfu != 1:
-        raise InputError("device: expected, as devices and mfu, only with dry_run; a run uses the machine's own devices")
+        raise InputError("device: expected only with dry_run, as devices and mfu; a run uses the machine's devices")
     if workdir is None:
         raise InputError("workdir: required to train; expected a folder, such as runs/tiny")
     from bert_jax.training import pretrain as training
