@@ -166,7 +166,8 @@ def main() -> None:
         for length in LENGTHS if step in ends else LENGTHS[:1]:
             row |= evaluate(output, step, length)
         row |= {"million_tokens": passed["million_tokens"], "core_hours": options.cores * passed["hours"]}
-        for task, cell in scores[f"step {step}"].items():
+        cells = {task: cell for task, cell in scores[f"step {step}"].items() if cell.get("values")}
+        for task, cell in cells.items():
             row |= {f"{task}_mean": cell["mean"], f"{task}_deviation": cell["deviation"], task: cell["values"]}
         tables["ends" if step in ends else "milestones"][step] = row
     for name, columns in (("milestones", COLUMNS), ("ends", COLUMNS_OF_ENDS)):

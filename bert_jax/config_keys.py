@@ -83,7 +83,7 @@ class CheckpointKeys(Section):
     """Checkpoints."""
 
     every_steps: Positive = 5_000  # Steps; also saved at the end of each phase and on SIGTERM.
-    keep: Positive = 3  # Newest checkpoints kept; all milestones are, too.
+    keep: Positive = 3  # Newest checkpoints kept; milestones are never deleted.
 
 
 def _are_first_and_last(steps: str) -> bool:

@@ -61,7 +61,7 @@ def read_task(config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[Task, Split
     path, bad_rows = files.pop("train"), BadRows(strict=config.data.strict)
     task, examples = task.read_training(path, bad_rows)
     encoded = task.encode(examples, tokenizer, labelled=True)
-    training = Split("train", examples, encoded, is_labelled=True, left_out=len(bad_rows.problems.pop(path, ())))
+    training = Split("train", examples, encoded, is_labelled=True, left_out=bad_rows.counts.pop(path, 0))
     return task, training, [
         read_split(
             task, split, path, bad_rows, tokenizer, split=split,

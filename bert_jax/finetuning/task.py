@@ -12,7 +12,7 @@ import dataclasses
 import json
 import logging
 import os
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
@@ -53,7 +53,8 @@ class BadRows:
     """
 
     def __init__(self, *, strict: bool = False, strict_labels: bool = False):
-        self.problems: dict[str, list[str]] = defaultdict(list)  # by file
+        self.counts: Counter[str] = Counter()  # by file
+        self._first: dict[str, str] = {}  # problem, by file
         self._refused: type[Exception] | tuple[()] = Exception if strict else BadLabel if strict_labels else ()
 
     def add(self, path: str, place: int | str, problem: Exception) -> None:
@@ -61,17 +62,17 @@ class BadRows:
         where = f"{path}:{place}: {problem}" if isinstance(place, int) else f"{path}: {place}: {problem}"
         if isinstance(problem, self._refused):
             raise InputError(where)
-        self.problems[path].append(where)
-        if len(self.problems[path]) <= _LOGGED:
+        self.counts[path] += 1
+        self._first.setdefault(path, where)
+        if self.counts[path] <= _LOGGED:
             log.warning("Skipped a bad row: %s", where)
 
     def check_usable(self, path: str, examples: Sequence[Any], expected: str) -> None:
         """Logs the number of skipped rows of a file; raises InputError if no example is left."""
-        problems = self.problems.get(path, [])
         if not examples:
-            raise InputError("; the first: ".join([f"{path}: no usable row; expected {expected}", *problems[:1]]))
-        if len(problems) > _LOGGED:
-            log.warning("Skipped %d bad rows of %s in total", len(problems), path)
+            raise InputError(f"{path}: no usable row; expected {expected}; got {self._first.get(path, 'no rows')}")
+        if self.counts[path] > _LOGGED:
+            log.warning("Skipped %d bad rows of %s in total", self.counts[path], path)
 
 
 def read_rows(
@@ -277,7 +278,7 @@ def read_split(
     examples = task.read(path, bad_rows, split=split, labels=labels, columns=columns)
     is_labelled = labels != "ignored" and all(map(task.is_labelled, examples))
     encoded = task.encode(examples, tokenizer, labelled=False)
-    return Split(name, examples, encoded, is_labelled, len(bad_rows.problems.pop(path, ())))
+    return Split(name, examples, encoded, is_labelled, bad_rows.counts.pop(path, 0))
 
 
 def write_predictions(path: epath.Path, predictions: Iterable[Mapping[str, Any]]) -> None:

@@ -67,7 +67,7 @@ class ForeignCheckpoint(Checkpoint):
         """Returns `path` and `step`; there is no `digest`."""
         return {"path": str(self.path), "step": self.step, "digest": None}
 
-    def _restore(self, target: Parameters) -> Parameters:
+    def _restore(self, target: Parameters, *, is_partial: bool) -> Parameters:
         read = self.read_parameters()
         return jax.tree.map(
             lambda leaf, value: jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda at: value[at]),
@@ -151,8 +151,8 @@ def open_source(location: str, **options: Any) -> ForeignCheckpoint:
         )
     if len(candidates) > 1:
         raise InputError(f"{folder}: found several models, {', '.join(candidates)}; give one of these files")
-    beginning = candidates[0].split(".")[0]  # of the weights; small files are beside them
-    needed = [name for name in _names(folder) if name.startswith(beginning) or name.endswith(_SMALL)]
+    # Files of weights begin alike, and small ones lie beside them.
+    needed = [name for name in _names(folder) if name.startswith(candidates[0].split(".")[0]) or name.endswith(_SMALL)]
     with _on_this_machine(folder, needed) as local:
         found = _read(local / candidates[0], **options)
         if remote.is_remote(path):  # whose local copy is deleted below

@@ -100,7 +100,8 @@ class Checkpoint:
 
         Args:
           shardings: a tree with at least the loaded parts.
-          parts: attributes of the model to load; by default all.
+          parts: attributes of the model to load; by default all, and then imported parameters may have no others except
+            those of a task.
           settings: model settings for `abstract_parameters`; by default pre-training with the present heads.
         """
         _, shapes, _ = abstract_parameters(self.bert_config, **(settings or {"heads": self.heads}))
@@ -112,15 +113,15 @@ class Checkpoint:
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
             shapes, {part: shardings[part] for part in shapes},
         )  # fmt: skip
-        return self._restore(target)
+        return self._restore(target, is_partial=bool(parts or self.config or (self.task and not settings)))
 
-    def _restore(self, target: Parameters) -> Parameters:
+    def _restore(self, target: Parameters, *, is_partial: bool) -> Parameters:
         """Verifies and reads the parameters in `target`, a tree of jax.ShapeDtypeStruct with shardings.
 
-        A checkpoint of another format overrides this.
+        `is_partial` allows others in the checkpoint. A checkpoint of another format overrides this.
         """
         verify(self.path, ["parameters"])
-        return read_arrays(self.path / "parameters", target, is_partial=True)
+        return read_arrays(self.path / "parameters", target, is_partial=is_partial)
 
 
 def read_arrays(item: epath.Path, target: Any, *, is_partial: bool = False) -> Any:

@@ -92,7 +92,7 @@ def _compute_losses(checkpoint: Checkpoint, batch: HostBatch, phase: Phase) -> d
     `best_ids` [B, P] are the most probable tokens. The model runs as in `phase`, that of the step.
     """
     lm, mesh, model = phase.config.objective.lm, make_mesh(MeshKeys()), phase.model
-    graph, _, info = abstract_parameters(model, dtype=compute_dtype(phase.config.dtype), heads=checkpoint.heads)
+    graph, _, info = abstract_parameters(model, dtype=compute_dtype(phase.config.dtype))
     shardings = parameter_shardings(mesh, info)
 
     def losses(model: Any, rows: Batch[jax.Array]) -> dict[str, jax.Array]:
@@ -105,7 +105,8 @@ def _compute_losses(checkpoint: Checkpoint, batch: HostBatch, phase: Phase) -> d
         return found
 
     forward = make_forward_step(mesh, graph, shardings, losses, PartitionSpec(batch_mesh_axes(mesh)))
-    parameters, (count, predictions) = checkpoint.load_parameters(shardings), batch["masked_ids"].shape
+    # With all heads (None): the step may begin to train one that the checkpoint does not list.
+    parameters, (count, predictions) = checkpoint.load_parameters(shardings, heads=None), batch["masked_ids"].shape
     most = max(1, min(MOST_ROWS, LOGITS_BYTES // (4 * predictions * model.padded_vocab_size)))
     parts = []
     for rows in np.split(np.arange(count), range(most * mesh.size, count, most * mesh.size)):

@@ -144,7 +144,7 @@ def test_bad_rows_are_counted_by_reason_and_logged_with_their_place(tmp_path: Pa
         return number, row["text"]
 
     assert read_rows(str(path), bad_rows, example, "a text") == [(1, "a"), (12, "two\nlines")]
-    assert len(bad_rows.problems[str(path)]) == 10
+    assert bad_rows.counts == {str(path): 10}
     assert [line.split(": ")[1] for line in caplog.messages[:-1]] == [f"{path}:{line}" for line in range(3, 8)]
     assert "10" in caplog.messages[-1]
     with pytest.raises(InputError, match=rf"{path}:3: .*\b2\b.*\b1\b"):

@@ -27,6 +27,7 @@ from bert_jax.model.bert import HEADS
 from bert_jax.tracking.report import curves, read_runs
 from bert_jax.training.checkpoints import open_checkpoint
 from bert_jax.training.evaluation import evaluate_checkpoint, unigram_nats
+from bert_jax.training.inspection import inspect_step
 from bert_jax.training.objectives import divide, pretraining
 from bert_jax.training.pretrain import pretrain
 
@@ -85,6 +86,12 @@ def test_a_checkpoint_is_evaluated_and_exported_as_what_its_phase_trains(
         assert scores[key] == pytest.approx(logged[key], rel=1e-5)
     assert architecture_of(checkpoint) == architecture
     assert f"| `objective.lm` | {name} |\n" in model_card(checkpoint, architecture, "name", parameters=1)
+
+
+def test_the_first_step_of_a_phase_is_inspected_with_all_of_its_losses(run: Path):
+    report = inspect_step(str(run), 5)
+    assert report["parameters_of_step"] == 4
+    assert report["loss"] == pytest.approx(report["mlm_loss"] + report["nsp_loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize("step", [2, 4, 6, 8])

@@ -67,7 +67,7 @@ def test_bad_rows_are_named_and_skipped(tmp_path: Path, change: dict, problem: s
     path = write(tmp_path / "a.jsonl", *map(json.dumps, (OWN, {**OWN, **change}, OWN)))
     bad_rows = BadRows()
     assert [example.id for example in read(path, bad_rows)] == ["1", "3"]
-    assert len(bad_rows.problems[str(path)]) == 1
+    assert bad_rows.counts == {str(path): 1}
     with pytest.raises(InputError, match=rf"^{path}:2: .*{problem}"):
         read(path)
 

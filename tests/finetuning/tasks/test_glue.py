@@ -112,7 +112,7 @@ def test_bad_rows_are_named_and_skipped(tmp_path: Path, caplog, task: str, row: 
     path.write_text("\n".join([header, row, *good, row]))
     bad_rows = BadRows()
     assert read(tmp_path, task, "train", bad_rows) == [TextExample(*fields) for fields in expected]
-    assert len(bad_rows.problems[str(path)]) == 2
+    assert bad_rows.counts == {str(path): 2}
     assert f"{path}:2: " in caplog.text
     with pytest.raises(InputError, match=rf"^{path}:2: .*{problem}"):
         read(tmp_path, task, "train")

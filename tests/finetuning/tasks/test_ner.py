@@ -105,7 +105,7 @@ def test_a_sentence_with_a_bad_line_is_skipped_and_keeps_its_number(tmp_path: Pa
     path = write(tmp_path / "a.conll", f"a O\n\nb O\n{line}\n{line}\n\nc O\n")
     bad_rows = BadRows()
     assert [(sentence.id, sentence.words) for sentence in read(path, bad_rows)] == [("1", ("a",)), ("3", ("c",))]
-    assert len(bad_rows.problems[str(path)]) == 1
+    assert bad_rows.counts == {str(path): 1}
     with pytest.raises(InputError, match=rf"^{path}:3: .*{problem}"):
         read(path)
 

@@ -70,7 +70,7 @@ def test_both_versions(tmp_path: Path):
 def test_questions_that_cannot_be_learned_are_skipped_and_named(bad: object, problem: str, tmp_path: Path):
     path, bad_rows = write(tmp_path / "bad.json", CONTEXT, entry("good", "fox", 8), bad), BadRows()
     assert [question.id for question in read(path, bad_rows)] == ["good"]
-    assert len(bad_rows.problems[str(path)]) == 1
+    assert bad_rows.counts == {str(path): 1}
     with pytest.raises(InputError, match=rf"^{path}: question 2\b.*{re.escape(problem)}"):
         read(path, BadRows(strict=True))
 

@@ -66,7 +66,7 @@ def test_labels_that_training_did_not_have_are_bad(tmp_path: Path):
     path = write(tmp_path / "dev.csv", "text,label\na,good\nb,ugly\nc,bad\n")
     task, bad_rows = TextTask(classes=("good", "bad")), BadRows()
     assert [example.label for example in read(path, task, bad_rows)] == ["good", "bad"]
-    assert len(bad_rows.problems[str(path)]) == 1
+    assert bad_rows.counts == {str(path): 1}
     for strict in ("strict", "strict_labels"):
         with pytest.raises(InputError, match=r"dev\.csv:3: .*'ugly'.*'good', 'bad'"):
             read(path, task, BadRows(**{strict: True}))
@@ -103,7 +103,7 @@ def test_bad_rows_are_named_and_skipped(tmp_path: Path, kind: str, row: str, pro
     path = write(tmp_path / f"a{kind}", "\n".join([header, good, row, good]) + "\n")
     bad_rows = BadRows()
     assert [example.id for example in read(path, task, bad_rows)][-2:] == (["2", "4"] if header == good else ["1", "3"])
-    assert len(bad_rows.problems[str(path)]) == 1
+    assert bad_rows.counts == {str(path): 1}
     with pytest.raises(InputError) as error:
         read(path, task)
     assert str(error.value).startswith(f"{path}:3: ")
@@ -115,7 +115,7 @@ def test_scores_are_finite_numbers(tmp_path: Path, label: object):
     rows = [{"text": "a", "label": value} for value in ("-2", 3, label)]
     path, bad_rows = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows))), BadRows()
     assert [example.label for example in read(path, SCORES, bad_rows)] == [-2.0, 3.0]
-    assert len(bad_rows.problems[str(path)]) == 1
+    assert bad_rows.counts == {str(path): 1}
 
 
 def test_files_without_a_row_or_a_second_class_are_refused(tmp_path: Path):
