@@ -236,7 +236,7 @@ def claim_workdir(folder: epath.Path, phases: Sequence[Phase]) -> Checkpoint | N
             )
     changed.pop("phases", None)  # compared one by one
     if changed:
-        log.warning("Resuming with changed config keys: %s", "; ".join(changed.values()))
+        log.warning("Changed config keys: %s", "; ".join(changed.values()))
     if step:
         _log_changed_rate(plans, phases, step)
     return before

@@ -9,6 +9,7 @@ and an `index` before them (QQP: an `id`). Columns are found by name.
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import re
@@ -41,7 +42,7 @@ from bert_jax.finetuning.task import (
 from bert_jax.text.sequences import encode_pairs
 from bert_jax.text.tokenizer import Tokenizer
 
-_GREATEST = float(np.finfo(np.float32).max)
+log = logging.getLogger(__name__)
 
 # --- Metrics ----------------------------------------------------------------------------------------------------------
 
@@ -159,6 +160,8 @@ class TextTask(Task):
         classes = _sorted_classes({str(example.label) for example in examples})
         if len(classes) < 2:
             raise InputError(f"{path}: expected at least 2 different labels, all are {classes[0]!r}")
+        if score := next((name for name in classes if re.fullmatch(r"-?\d*\.\d+", name)), ""):
+            log.warning("%s: %d classes, such as %s; for scores set task.regression=True", path, len(classes), score)
         return dataclasses.replace(self, classes=classes), examples
 
     def read(
@@ -180,8 +183,7 @@ class TextTask(Task):
     def from_texts(self, texts: Sequence[str], pairs: Sequence[Any]) -> list[TextExample]:
         for pair in pairs:
             self._check_count("the given text", 1 if pair is None else 2, "give a pair to every text, or to none")
-        both = zip(texts, pairs, strict=True)
-        return [TextExample(str(number), *texts) for number, texts in enumerate(both)]
+        return [TextExample(str(number), *both) for number, both in enumerate(zip(texts, pairs, strict=True))]
 
     def is_labelled(self, example: TextExample) -> bool:
         return example.label is not None
@@ -214,7 +216,7 @@ class TextTask(Task):
             score = math.nan if isinstance(value, bool) else float(value)
         except (ValueError, OverflowError):  # a JSON number may have hundreds of digits
             score = math.nan
-        if not abs(score) <= _GREATEST:
+        if not abs(score) <= float(np.finfo(np.float32).max):
             raise BadLabel(f"label {value!r:.60}: expected a finite number of float32")
         return score
 
@@ -255,10 +257,8 @@ class TextTask(Task):
 
 def _sorted_classes(names: set[str]) -> tuple[str, ...]:
     """Sorts class names, numerically if all are integers."""
-    try:
-        return tuple(sorted(names, key=lambda name: (int(name), name)))
-    except ValueError:
-        return tuple(sorted(names))
+    integers = all(re.fullmatch(r"[+-]?\d+", name) for name in names)
+    return tuple(sorted(names, key=lambda name: (int(name) if integers else 0, name)))
 
 
 # --- GLUE -------------------------------------------------------------------------------------------------------------

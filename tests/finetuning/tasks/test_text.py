@@ -57,9 +57,10 @@ def test_named_columns_are_read(tmp_path: Path):
         (["a ", "a", "\tb"], ("a", "b")),
     ],
 )
-def test_classes_of_a_training_file(tmp_path: Path, written: list, classes: tuple[str, ...]):
+def test_classes_of_a_training_file(tmp_path: Path, written: list, classes: tuple[str, ...], caplog):
     rows = "\n".join(json.dumps({"text": "a", "label": label}) for label in written)
     assert classes_of(write(tmp_path / "a.jsonl", rows)) == classes
+    assert ("2 classes, such as 1.5; for scores set task.regression" in caplog.text) == ("1.5" in classes)
 
 
 def test_labels_that_training_did_not_have_are_bad(tmp_path: Path):
