@@ -124,14 +124,15 @@ class Step:
         config = load_config(setting.config, [*setting.overrides, ("gradient_accumulation", str(setting.microbatches))])
         self.model = make_model(config)
         self.mesh = make_mesh(config.mesh, devices or jax.devices()[:1])
-        if config.attention != "xla" and self.mesh.devices.flat[0].platform != "gpu":
+        platform = self.mesh.devices.flat[0].platform
+        if config.attention != "xla" and platform != "gpu":
             raise UnsupportedError(f"attention={config.attention} needs a GPU")
         batch, self.sequences = make_batch(setting, seed)
         slots, per_row = batch["masked_positions"].shape[1], batch["cls_positions"].shape[1]
         self.flops = setting.rows * training_flops(self.model, setting.seq_len, slots, per_row)
         self.batch: Batch[jax.Array] = put_batch(self.mesh, batch, config.gradient_accumulation)
         optimizer = make_optimizer(config.optimizer, abstract_parameters(self.model)[2])
-        settings = model_settings(config, self.model.num_hidden_layers, self.mesh.devices.flat[0].platform)
+        settings = model_settings(config, self.model.num_hidden_layers, platform, self.mesh)
         self.spec = describe_state(self.mesh, self.model, optimizer, config.seed, **settings)
         schedule = learning_rate_schedule(config.optimizer.learning_rate, 0, 1_000_000)
         step = make_train_step(
