@@ -35,12 +35,13 @@ def tokenizer_alone(files: list[str], vocab: str, folder: Path) -> tuple[int, fl
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
     from bert_jax.data.corpora import corpus
+    from bert_jax.data.options import CorpusOptions
     from bert_jax.text import sentences
 
     pieces = {piece: number for number, piece in enumerate(Path(vocab).read_text().splitlines())}
     tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    options = corpus.CorpusOptions()
+    options = CorpusOptions()
     documents = (document for piece in corpus.plan(files, options) for document in corpus.read(piece, options))
     split = [sentence for document in documents for sentence in sentences.split(document)]
     start, tokens = time.process_time(), 0
@@ -51,7 +52,8 @@ def tokenizer_alone(files: list[str], vocab: str, folder: Path) -> tuple[int, fl
 
 
 def prepare(files: list[str], vocab: str, folder: Path) -> tuple[int, float]:
-    from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
+    from bert_jax.data.options import PrepareOptions
+    from bert_jax.data.preparation.pipeline import prepare
     from bert_jax.text.conversion import convert_vocabulary
 
     shutil.rmtree(folder / "ours", ignore_errors=True)

@@ -16,7 +16,8 @@ import jax
 from record import Record, make_parser
 
 from bert_jax.config import load_config
-from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
+from bert_jax.data.options import PrepareOptions
+from bert_jax.data.preparation.pipeline import prepare
 from bert_jax.parallel.mesh import make_mesh, put_batch
 from bert_jax.text.conversion import convert_vocabulary
 from bert_jax.training.phases import open_phases

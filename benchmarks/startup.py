@@ -115,7 +115,7 @@ def start_run(model: str, data: str, cache: str, began: float) -> dict[str, Any]
             result.update(seconds=time.monotonic() - began, cpu_seconds=time.process_time())
             raise StartedError
 
-    run_steps = pretrain.run_steps
+    run_steps = loop.run_steps
 
     def timed_steps(run: Any, steps: Any, state: Any, hooks: Any) -> Any:
         start = time.process_time()
@@ -124,7 +124,7 @@ def start_run(model: str, data: str, cache: str, began: float) -> dict[str, Any]
         finally:
             watch.seconds["step"] = result["cpu_seconds"] - start
 
-    pretrain.run_steps = timed_steps
+    vars(pretrain)["run_steps"] = timed_steps
     settings = {
         "data.path": data, "total_steps": 1, "global_batch_size": BATCH, "optimizer.warmup_steps": 0,
         "eval_batches": 0, "compilation_cache": cache, "log_every_steps": 1,

@@ -96,7 +96,7 @@ class Transformers:
     def __init__(self, *, own_masks: bool = False) -> None:
         transformers = importlib.import_module("transformers")
         sizes = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
-        module = importlib.import_module("transformers.models.bert.modeling_flax_bert")
+        module: Any = importlib.import_module("transformers.models.bert.modeling_flax_bert")
         weights = importlib.import_module("flax.linen.attention").dot_product_attention_weights
         module.dot_product_attention_weights = lambda *inputs, **options: weights(
             *inputs, **options | {"broadcast_dropout": not own_masks}

@@ -20,7 +20,8 @@ from bert_jax.config import load_config
 from bert_jax.data import records
 from bert_jax.data.corpora import corpus
 from bert_jax.data.dataset import PreparedDataset
-from bert_jax.data.preparation.pipeline import PrepareOptions, prepare
+from bert_jax.data.options import CorpusOptions, PrepareOptions
+from bert_jax.data.preparation.pipeline import prepare
 from bert_jax.errors import InputError
 from bert_jax.finetuning.task import BadRows
 from bert_jax.finetuning.tasks.choice import ChoiceTask
@@ -162,8 +163,8 @@ _OVERRIDES = (
 
 
 def _documents(path: Path) -> None:
-    for piece in corpus.plan([str(path)], corpus.CorpusOptions()):
-        for _ in corpus.read(piece, corpus.CorpusOptions()):
+    for piece in corpus.plan([str(path)], CorpusOptions()):
+        for _ in corpus.read(piece, CorpusOptions()):
             pass
 
 
