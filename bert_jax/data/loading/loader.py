@@ -336,7 +336,7 @@ class EvalLoader:
         self.masking = None if left_to_right else Masking()
         sizes = np.array([dataset.size("eval") for dataset in datasets])
         counts = -(-sizes // (batch_size * microbatches))
-        order = np.argsort(np.concatenate([(np.arange(count) + 0.5) / count for count in counts]), kind="stable")
+        order = np.argsort(np.concatenate([np.arange(count) / count for count in counts]), kind="stable")
         order = np.repeat(order[: None if batches < 0 else batches], microbatches)
         source = np.repeat(np.arange(len(counts)), counts)[order]
         number = np.concatenate([np.arange(count) for count in counts])[order] * microbatches

@@ -93,6 +93,8 @@ def test_evaluation_is_over_all(dataset_dir, other_dir):
     assert [sources.count(index) for index in (0, 1)] == [loader.batches for loader in alone]
     first, last = sources.index(1), max(number for number, source in enumerate(sources) if source == 1)
     assert last - first > 0.5 * mixed.batches  # spread, not one after the other
+    few = EvalLoader([*datasets, *datasets[:1]] * 2, batch_size=8, batches=6)
+    assert [few.source(number) for number in range(few.batches)] == [0, 1, 2, 3, 4, 5]  # a small one is not left out
     for number, source in enumerate(sources[: mixed.batches]):
         known = {tuple(row) for batch in alone[source] for row in batch["input_ids"].tolist()}
         assert {tuple(row) for row in mixed.batch(number)["input_ids"].tolist()} <= known
