@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
+from threading import Lock
 from typing import Any
 
 import reference_cpu
@@ -191,6 +192,7 @@ def main(file: str, description: str, config: ConfigDict, measures: Sequence[str
     runs = record.earlier("runs")
     done = {(run["name"], run["seed"]) for run in runs}
     cores: Queue[int] = Queue()
+    saving = Lock()  # two rows may end at once
     for core in list(os.sched_getaffinity(0))[: options.jobs]:
         cores.put(core)
 
@@ -207,8 +209,9 @@ def main(file: str, description: str, config: ConfigDict, measures: Sequence[str
             found = run_row(path, *cell, output, core) | record.stamp
         finally:
             cores.put(core)
-        runs.append(found)
-        save()
+        with saving:
+            runs.append(found)
+            save()
         print(found, flush=True)
 
     cells = [cell for cell in itertools.product(names, SEEDS) if cell not in done]
