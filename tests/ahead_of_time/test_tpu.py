@@ -83,19 +83,22 @@ def test_zero1_scatters_gradients_and_gathers_parameters():
 
 @pytest.mark.long
 def test_slices_send_pieces_over_the_network_between_them():
-    found = compiled("--topology=v5e:2x2", "--num_slices=2")
+    size = 1024  # with fewer heads XLA pads the gradients of queries, keys and values
+    found = compiled("--topology=v5e:2x2", "--num_slices=2", config=f"bert:L2_H{size}")
     assert found["mesh"]["data"] == 8
     between = {kind: sum(one["bytes"] for one in found["collectives"] if one["kind"] == kind and one["between_slices"])
                for kind in ("all-reduce", "all-gather", "reduce-scatter")}  # fmt: skip
     # Of the gradients a device sends its piece, of four in a slice, and of the parameters its shard, of eight.
-    assert between["all-reduce"] + between["reduce-scatter"] == pytest.approx(4 * parameters() / 4, rel=0.05)
-    assert between["all-gather"] == pytest.approx((4 * parameters() - 2 * weights()) / 8, rel=0.02)
+    assert between["all-reduce"] + between["reduce-scatter"] == pytest.approx(4 * parameters(size) / 4, rel=0.01)
+    assert between["all-gather"] == pytest.approx((4 * parameters(size) - 2 * weights(size)) / 8, rel=0.01)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1000)
 def test_step_that_does_not_fit_names_the_excess():
     done = run(
-        "--topology=v5e:2x2", config="bert:L2_H1024", expect=2, global_batch_size=4 * 256, data__seq_len=512,
+        "--topology=v5e:2x2", config="bert:L2_H1024", expect=2, timeout=900, global_batch_size=4 * 256,
+        data__seq_len=512,
     )  # fmt: skip
     line = done.stderr.strip().split("\n")[-1]
     assert re.search(r"need \d+\.\d+ GiB more .* 15\.75 GiB", line)
@@ -105,7 +108,7 @@ def test_step_that_does_not_fit_names_the_excess():
 
 @pytest.mark.long
 def test_pallas_attention_keeps_no_probabilities():
-    rows, heads, layers, length = 64, 2, 4, 512
+    rows, heads, layers, length = 16, 2, 4, 1024  # with more tokens the kernel's peak is in the logits
     plain, kernel = (
         compiled(
             "--topology=v5e:2x2",
@@ -113,6 +116,7 @@ def test_pallas_attention_keeps_no_probabilities():
             data__seq_len=length,
             attention=attention,
             model__num_hidden_layers=layers,
+            model__max_position_embeddings=length,
         )
         for attention in ("xla", "pallas")
     )
