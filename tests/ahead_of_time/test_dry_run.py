@@ -161,7 +161,7 @@ def test_checkpoints_of_a_started_run_are_counted_and_what_it_infers_is_no_chang
     pretrain(helpers.small_config(dataset_dir, **after), str(workdir))
     assert helpers.kept_steps(workdir) == [0, 3, 6, 9]
     assert (planned["kept"], planned["milestones"]) == (4, 3)
-    assert "changed config keys" in caplog.text
+    assert "Changed config keys" in caplog.text
     assert "gradient_accumulation" not in caplog.text
 
 
