@@ -94,12 +94,9 @@ def test_slices_send_pieces_over_the_network_between_them():
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1000)
 def test_step_that_does_not_fit_names_the_excess():
-    done = run(
-        "--topology=v5e:2x2", config="bert:L2_H1024", expect=2, timeout=900, global_batch_size=4 * 256,
-        data__seq_len=512,
-    )  # fmt: skip
+    # Its state is too large: to fit activations, XLA would recompute them.
+    done = run("--topology=v5e:2x2", config="bert:L12_H8192", expect=2, scan_layers=True)
     line = done.stderr.strip().split("\n")[-1]
     assert re.search(r"need \d+\.\d+ GiB more .* 15\.75 GiB", line)
     assert "remat=attention" in line
