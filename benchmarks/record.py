@@ -175,6 +175,8 @@ def provenance(content: Mapping[str, Any]) -> str:
     machine = f"{found['cores']} cores" if found["cores"] else ""
     if found["cpu"]:
         machine += f" of {found['cpu']}"
+    if vectors := found.get("instructions"):
+        machine += " with AVX-512" if "avx512f" in vectors else " with AVX2" if "avx2" in vectors else ""
     if found.get("device"):
         machine = f"{found['device']}, {machine}"
     parts = [f"`{content['command']}`", content["date"] or "date not recorded", versions, machine]
@@ -223,7 +225,7 @@ def _code_of(source: str) -> str:
 
 
 def environment(packages: Iterable[str] = ()) -> dict[str, Any]:
-    """Returns versions, commit, CPU model and number of cores of this process."""
+    """Returns versions, commit, CPU model, its vector instructions, and number of cores of this process."""
     versions = {"Python": platform.python_version()}
     for name in (*PACKAGES, *packages):
         try:
@@ -231,7 +233,10 @@ def environment(packages: Iterable[str] = ()) -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             versions[name] = "not installed"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"versions": versions, "commit": _commit(), "cpu": _cpu_model(), "cores": cores}
+    flags = _cpu_info("flags").split()
+    vectors = " ".join(sorted(flag for flag in flags if flag.startswith(("avx", "fma", "amx"))))
+    cpu = _cpu_info("model name") or platform.processor()
+    return {"versions": versions, "commit": _commit(), "cpu": cpu, "instructions": vectors, "cores": cores}
 
 
 def today() -> str:
@@ -250,10 +255,10 @@ def _commit() -> str | None:
     return head + "+" * bool(changed)
 
 
-def _cpu_model() -> str:
+def _cpu_info(key: str) -> str:
     info = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
-    return found[1].strip() if found else platform.processor()
+    found = re.search(rf"^{key}\s*: (.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    return found[1].strip() if found else ""
 
 
 def _without_folder(argument: str) -> str:

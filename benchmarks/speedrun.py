@@ -208,10 +208,8 @@ def _pin() -> None:
 
 def software() -> dict[str, str]:
     """Returns what the bits of a run depend on: versions, the CPU's vector instructions, and the package's code."""
-    flags = re.search(r"^flags\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
-    vectors = sorted(flag for flag in flags[1].split() if flag.startswith(("avx", "fma", "amx"))) if flags else []
-    code = record.code_digest(["bert_jax"])
-    return {**record.environment()["versions"], "instructions": " ".join(vectors), "bert_jax": code}
+    found, code = record.environment(), record.code_digest(["bert_jax"])
+    return {**found["versions"], "instructions": found["instructions"], "bert_jax": code}
 
 
 # --- Records ----------------------------------------------------------------------------------------------------------

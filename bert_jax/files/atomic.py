@@ -45,8 +45,8 @@ def check_file_output(output: str, *, is_new: bool = False) -> None:
     A file that exists will be replaced; with `is_new` it is refused.
     """
     path = parse_path(output)
-    if not path.name or output.endswith("/") or path.is_dir():
-        raise InputError(f"output={output}: got a folder, expected a file; give it a name")
+    if output == "-" or not path.name or output.endswith("/") or path.is_dir():
+        raise InputError(f"output={output}: expected a file; give it a name, or /dev/stdout for stdout")
     if not _is_stream(output):
         if is_new and exists(path):
             raise InputError(f"output={output}: already exists; choose another name or delete it")

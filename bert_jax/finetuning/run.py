@@ -37,7 +37,7 @@ from bert_jax.tracking.throughput import Throughput, finetuning_flops
 from bert_jax.tracking.trackers import Tracker
 from bert_jax.training.checkpointer import Checkpointer
 from bert_jax.training.checkpoints import FOLDER, Checkpoint, newest_intact, open_checkpoint
-from bert_jax.training.checks import check_attention, check_environment
+from bert_jax.training.checks import check_attention, check_environment, check_profile
 from bert_jax.training.initialization import initialize_from
 from bert_jax.training.loop import Evaluate, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.optimizer import check_schedule, learning_rate_schedule, make_optimizer
@@ -171,6 +171,7 @@ def plan_step(
     """Returns the state's specification and the jitted training step, which compiles once per padded length."""
     recipe = config.optimizer
     check_schedule(recipe, recipe.warmup_proportion, total_steps)
+    check_profile(config, total_steps)
     schedule = learning_rate_schedule(recipe.learning_rate, recipe.warmup_proportion, total_steps, recipe)
     platform = mesh.devices.flat[0].platform
     settings = {"build": BertForTask, "head": head, **model_settings(config, model.num_hidden_layers, platform, mesh)}

@@ -197,11 +197,6 @@ class Task(abc.ABC):
     def metrics(self) -> Sequence[str]:
         """The main metrics of `score`; higher is better. The first one, of the first scored split, selects a run."""
 
-    @property
-    def label_names(self) -> Sequence[str]:
-        """The labels by class number, of texts or tokens; empty if the task has none."""
-        return ()
-
     # --- Files --------------------------------------------------------------------------------------------------------
 
     @property

@@ -52,10 +52,19 @@ def bert_config(config: PretrainConfig, vocab_size: int, seq_len: int, source: s
 
 
 def check_environment(config: RunConfig) -> None:
-    """Raises InputError for what no run can have: 64 bits, W&B without its package."""
+    """Raises InputError for what no run can have: 64 bits, W&B without its package, the end of a stall never seen."""
     if jax.config.values["jax_enable_x64"]:
         raise InputError("JAX_ENABLE_X64 is set: training computes with at most 32 bits; unset it")
     check_wandb(config.tracking.wandb_project)
+    if config.stall_exit and not config.stall_minutes:
+        raise InputError("stall_exit=True: has no effect with stall_minutes=0; set stall_minutes=10")
+
+
+def check_profile(config: RunConfig, total_steps: int) -> None:
+    """Raises InputError for a trace that begins after the last step."""
+    first = config.profile.steps.partition(":")[0]
+    if first and int(first) > total_steps:
+        raise InputError(f"profile.steps={config.profile.steps}: step {first} is past the run's {total_steps} steps")
 
 
 def check_config(config: PretrainConfig, steps: int) -> None:
@@ -65,6 +74,7 @@ def check_config(config: PretrainConfig, steps: int) -> None:
         raise InputError(
             f"max_rows_per_device={config.max_rows_per_device}: must be at least 1 with gradient_accumulation=-1"
         )
+    check_profile(config, config.total_steps)
     if (last := max(config.checkpoint.milestones, default=0)) > config.total_steps:
         raise InputError(f"checkpoint.milestones: step {last} is past total_steps={config.total_steps}")
     if config.objective.lm == "ltr" and config.objective.nsp:

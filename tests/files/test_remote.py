@@ -187,6 +187,8 @@ def test_output_that_is_no_file_is_refused(name: str, tmp_path: Path):
     (tmp_path / "old").mkdir()
     with pytest.raises(InputError, match=r"^output=.*expected a file"):
         atomic.check_file_output(f"{tmp_path}/{name}")
+    with pytest.raises(InputError, match=r"^output=-: .*/dev/stdout"):
+        atomic.check_file_output("-")
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
 
 

@@ -227,6 +227,7 @@ def test_with_a_bilstm_and_without_the_encoders_parameters(more, checkpoint: Pat
         ({"head__dropout": 1.0}, r"head\.dropout.*\[0, 1\)"),
         ({"head__bilstm_layers": 2}, r"head\.bilstm_layers=2: .*head\.bilstm=768"),
         ({"optimizer__warmup_proportion": -0.1}, r"optimizer\.warmup_proportion"),
+        ({"profile__steps": "999:1000"}, r"profile\.steps=999:1000: step 999 "),
         ({"optimizer__decay_power": 0.5}, r"optimizer\.decay_power=0\.5: .*optimizer\.schedule=polynomial"),
         ({"optimizer__schedule": "wsd", "optimizer__decay_steps": 0.95}, r"optimizer\.decay_steps=0\.95: "),
     ],

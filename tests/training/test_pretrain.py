@@ -271,6 +271,8 @@ def test_another_dataset_or_vocabulary_is_refused(
         ({"data__seq_len": 128}, r"\b64\b.*data\.seq_len=128\b.*--seq_len 128"),
         ({"optimizer__learning_rate": "nan"}, r"optimizer\.learning_rate=nan: "),
         ({"optimizer__warmup_steps": 8}, r"optimizer\.warmup_steps=8: .*total_steps=8\b"),
+        ({"profile__steps": "9:10"}, r"profile\.steps=9:10: step 9 .*\b8 steps"),
+        ({"stall_exit": True, "stall_minutes": 0}, r"stall_exit=True: .*stall_minutes"),
         ({"model__type_vocab_size": 1}, r"model\.type_vocab_size=1: "),
         ({"global_batch_size": 10**12}, r"global_batch_size=1000000000000: .*\b1048576"),
         ({"data__max_predictions": 10**9}, r"data\.max_predictions=1000000000: .*\b64\b"),

@@ -79,10 +79,6 @@ class NerTask(Task):
         return len(self.tags)
 
     @property
-    def label_names(self) -> tuple[str, ...]:
-        return self.tags
-
-    @property
     def metrics(self) -> tuple[str, ...]:
         return ("f1", "precision", "recall", *(f"f1_{tag[2:]}" for tag in self.tags if tag.startswith("B-")))
 

@@ -142,10 +142,6 @@ class TextTask(Task):
         return 1 if self.regression else len(self.classes)
 
     @property
-    def label_names(self) -> tuple[str, ...]:
-        return self.classes
-
-    @property
     def metrics(self) -> tuple[str, ...]:
         if self.regression:
             return ("spearman", "pearson")
