@@ -245,13 +245,14 @@ def test_no_device_ever_holds_the_whole_of_a_large_model_that_is_cut():
 
 
 @pytest.mark.long
-def test_temporaries_do_not_grow_with_the_chips():
+def test_memory_does_not_grow_with_the_chips():
     few, many = (
         compiled(f"--topology={shape}", config="bert_large", global_batch_size=32 * chips, model__num_hidden_layers=4)
         for shape, chips in (("v5e:4x4", 16), ("v5e:8x16", 128))
     )
     assert many["devices"] == 128  # which divides all tables, the padded vocabulary among them
-    assert many["temp_bytes"] == pytest.approx(few["temp_bytes"], rel=0.02)
+    # The peak, which has to fit: XLA's temporaries alone grow as the shards of the state, its arguments, shrink.
+    assert many["peak_bytes"] < 1.02 * few["peak_bytes"]
     assert sum(one["bytes"] for one in many["collectives"]) == pytest.approx(
         sum(one["bytes"] for one in few["collectives"]),
         rel=0.005,  # small arrays are padded before they are cut
