@@ -52,7 +52,7 @@ def bert_config(config: PretrainConfig, vocab_size: int, seq_len: int, source: s
 
 
 def check_environment(config: RunConfig) -> None:
-    """Raises InputError for what no run can have: 64 bits, W&B without its package, the end of a stall never seen."""
+    """Raises InputError for what no run can have: 64 bits, W&B without its package, stall_exit without a watch."""
     if jax.config.values["jax_enable_x64"]:
         raise InputError("JAX_ENABLE_X64 is set: training computes with at most 32 bits; unset it")
     check_wandb(config.tracking.wandb_project)
