@@ -22,7 +22,7 @@ from bert_jax.command_line import arguments
 from bert_jax.command_line.arguments import parse
 from bert_jax.command_line.console import bars, set_up_logging
 from bert_jax.commands import data, models, runs  # whose functions are the commands
-from bert_jax.errors import BertJaxError
+from bert_jax.errors import BertJaxError, exit_status
 from bert_jax.progress import silent
 from bert_jax.runtime.interpreter import StopSignal, show_background_errors, tune_malloc
 
@@ -84,7 +84,7 @@ def main(words: Sequence[str] | None = None) -> int:
             return _fail(options.command, f"{message}; free space, or check disk and limits, and run it again", 1)
         if isinstance(error, OSError) and (error.filename or error.errno == errno.ENOENT):
             message = str(error) if error.filename else "the working folder was deleted; change to another"
-            return _fail(options.command, message, 2)
+            return _fail(options.command, message, exit_status(error))
         traceback.print_exc()
         return 1
 

@@ -76,12 +76,13 @@ def load_config(spec: str, overrides: Overrides = (), *, kind: type[Section] | N
 def with_overrides(config: S, overrides: Mapping[str, Any]) -> S:
     """Returns the config with other values, as `with_values`.
 
-    Raises InputError also for a key that every phase sets, unless the phases are among the values.
+    Raises InputError also for a key that a phase sets to a value of its own, unless that is among the values, too.
     """
     config = with_values(config, overrides)
     for key in overrides:
         prefix = "pretraining." if key.startswith("pretraining.") else ""
         phases, name = dict(flatten(config)).get(f"{prefix}phases"), key.removeprefix(prefix)
-        if f"{prefix}phases" not in overrides and phases and all(name in phase for phase in phases):
-            raise InputError(f"{key}: has no effect: every phase sets it; set {prefix}phases.0.{name}, and so on")
+        for number, phase in enumerate(phases or () if f"{prefix}phases" not in overrides else ()):
+            if name in phase and (own := f"{prefix}phases.{number}.{name}") not in overrides:
+                raise InputError(f"{key}: has no effect in phase {number}, which sets {name}={phase[name]}; set {own}")
     return config

@@ -118,7 +118,8 @@ class RunConfig(Section):
     """The keys of any run."""
 
     seed: Seed = 0  # Seeds new parameters, data order, masks and dropout.
-    # Computes in float32, bfloat16, or auto: bfloat16 on TPU and GPU. Parameters are always float32.
+    # Computes in float32, bfloat16, or auto: bfloat16 on TPU and GPU. Parameters are always float32. In float32, JAX still
+    # rounds the operands of products on TPU and GPU, unless JAX_DEFAULT_MATMUL_PRECISION=highest is set.
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     global_batch_size: BatchSize = 256  # Rows per step, over all devices and microbatches.
     gradient_accumulation: PositiveOrOpen = 1  # Microbatches per step.
@@ -341,7 +342,7 @@ def _typed_phase(name: str, phase: Mapping[str, object], whole: PretrainConfig) 
     """Returns the values of a phase, each of the type of its key in the `whole` config."""
     try:
         typed = dict(flatten(with_values(whole, {key: value for key, value in phase.items() if key != "steps"})))
-    except InputError as error:
+    except InputError as error:  # which begins with the key
         raise InputError(f"{name}.{error}") from error
     steps = checked(f"{name}.steps", PositiveOrOpen, phase.get("steps"))
     return {key: steps if key == "steps" else typed[key] for key in phase}

@@ -23,6 +23,7 @@ from bert_jax.data.options import PrepareOptions
 from bert_jax.data.preparation.pipeline import prepare
 from bert_jax.errors import BertJaxError, InputError
 from bert_jax.files import remote
+from bert_jax.progress import quiet
 from bert_jax.runtime.processes import any_process, is_first, joined
 from bert_jax.runtime.workdir_lock import shared_name
 from bert_jax.sections import with_values
@@ -57,12 +58,10 @@ def check_devices(workdir: str | None = None) -> dict[str, str]:
         config = _tiny_config(_make_dataset(Path(temporary)))
         try:
             for part in (devices, train, resume, agree):
-                logging.disable(logging.WARNING)  # the tiny runs log as runs do
-                found[part.__name__] = part(config, folder)
-                logging.disable(logging.NOTSET)
+                with quiet():  # the tiny runs log as runs do
+                    found[part.__name__] = part(config, folder)
                 log.info("%s: %s", part.__name__, found[part.__name__])
         finally:
-            logging.disable(logging.NOTSET)
             if is_first():
                 with suppress(OSError):  # it could not be made
                     folder.rmtree()

@@ -4,6 +4,7 @@ The command line exits with 2 for input that the user can fix, 1 for a failure i
 stopped run, which resumes when the same command is rerun.
 """
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -30,6 +31,18 @@ class NotBegun(Interrupted):
     """The run received a stop signal before there was anything to save."""
 
 
+_OF_PATHS = {
+    errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOTEMPTY, errno.EROFS,
+    errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL,
+}  # fmt: skip
+"""Errors of the system that say that a path is wrong; others, such as a stale NFS handle, may pass."""
+
+
+def exit_status(error: BaseException) -> int:
+    """Returns the exit status of a command that ends with `error`."""
+    return 2 if isinstance(error, OSError) and error.errno in _OF_PATHS else getattr(error, "exit_status", 1)
+
+
 def install_hint(extra: str) -> str:
     """Returns the pip command that installs the requirements of an extra, for an installed package or clone."""
     return f"pip install 'bert-jax[{extra}]'"
@@ -44,6 +57,15 @@ def refused(message: str) -> Iterator[None]:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise InputError(f"{message} ({error!s:.300})") from error
+
+
+@contextmanager
+def prefixed(where: object) -> Iterator[None]:
+    """Begins the message of an InputError with the file, the row or the key that it is about."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
 
 
 def is_panic(error: BaseException) -> bool:

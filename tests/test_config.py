@@ -223,16 +223,25 @@ def test_a_key_of_a_part_is_suggested_with_its_part():
         load_config("studies/table5", [("pretraining.optimizer.learning_rat", "1")], kind=StudyConfig)
     with pytest.raises(InputError, match=r"phases\.0\.learning_rat: .*\boptimizer\.learning_rate"):
         load_config("bert_large:v5e", [("phases.0.learning_rat", "1")])
+
+
+def test_a_value_that_a_phase_does_not_take_over_is_refused():
+    """The second phase of this config has a batch size and a learning rate of its own."""
+    both = [("global_batch_size", "4096"), ("phases.1.global_batch_size", "2048")]
+    assert [plan.config.global_batch_size for plan in plan_phases(load_config("bert_large:lamb", both))] == [4096, 2048]
+    with pytest.raises(InputError, match=r"^global_batch_size: .* phase 1, .*=32768; set phases\.1\.global_batch"):
+        load_config("bert_large:lamb", both[:1])
+    with pytest.raises(InputError, match=r"^optimizer\.learning_rate: .* phase 1, "):
+        load_config("bert_large:lamb", [*both, ("optimizer.learning_rate", "1e-3")])
     with pytest.raises(InputError, match=r"phases\.0\.stepz: "):
         load_config("default", [("phases", "({'stepz': 3},)")])
     with pytest.raises(InputError, match=r"text\.py: \w+: .*PretrainConfig"):
         load_config("finetune/text")
 
 
-def test_an_override_that_every_phase_replaces_is_refused():
-    with pytest.raises(InputError, match=r"^data\.path: .*phases\.0\.data\.path"):
+def test_an_override_that_a_phase_replaces_is_refused():
+    with pytest.raises(InputError, match=r"^data\.path: .* phase 0, .*phases\.0\.data\.path"):
         load_config("bert_large:lamb_v5e", [("data.path", "c")])
-    assert load_config("bert_large:lamb_v5e", [("global_batch_size", "64")]).global_batch_size == 64  # of one phase
     values = {"data.path": "c", "phases": ({"steps": -1, "data.path": "a"},)}
     assert load_config("default", values).data.path == "c"  # who gives the phases knows them
 

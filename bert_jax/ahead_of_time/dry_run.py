@@ -38,7 +38,8 @@ def plan_run(
     Args:
       config: the run; see `configs/default.py`.
       workdir: the folder of the run. If it has a checkpoint, the run resumes from it; None if there is none yet.
-      device: name of a device, see `device_kind`; None for those of this machine.
+      device: name of a device, see `device_kind`; None for those of this machine. With a name, JAX uses the CPU alone
+        from then on in this process.
       devices: number of devices; by default those of this machine, or 1 of a named device.
       mfu: expected model FLOPs utilization, for the hours; by default the peak, which no run reaches.
 

@@ -1,7 +1,6 @@
 """`vocab`, `prepare` and `inspect`: from text to a prepared dataset, and the batches of a run."""
 
 import logging
-import os
 import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from bert_jax.commands import Result
 from bert_jax.config_keys import NotNegative, Positive
 from bert_jax.data.options import CorpusOptions, PrepareOptions
 from bert_jax.errors import InputError
-from bert_jax.progress import Bars, silent
+from bert_jax.progress import Bars, available_cores, silent
 from bert_jax.text.vocabulary_options import VocabularyOptions
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def prepare(
       input: files, folders or patterns, as `vocab` reads them
       vocab: a tokenizer.json, or a folder with one: a dataset, an export or a model of transformers; or a checkpoint
       output: the dataset's folder, new or empty
-      workers: processes of the local runner; default: the number of CPU cores
+      workers: processes of the local runner; default: the cores that it may use
       seed: seed of pairs, lengths and labels
       runner: local, or an Apache Beam runner: DirectRunner, DataflowRunner, FlinkRunner, SparkRunner, ...; its options
         follow `--` at the end of the command
@@ -127,7 +126,7 @@ def prepare(
         tokenizer = open_tokenizer(vocab)
     info = pipeline.prepare(
         input, tokenizer, output, options or PrepareOptions(), seed=seed, runner=runner,
-        workers=os.cpu_count() or 1 if workers is None else workers, beam_options=beam_options, bars=bars,
+        workers=available_cores() if workers is None else workers, beam_options=beam_options, bars=bars,
     )  # fmt: skip
     counts = report.describe(info)
     return Result({"output": output, **counts}, "\n".join([*report.render(counts), *_next(output, info)]))

@@ -136,7 +136,8 @@ def compile(
 
     Args:
       config: a config of pretrain; data.path may be empty
-      topology: a slice of TPUs, such as v5e:4x4 or v5p:2x2x2; default: the devices of this machine
+      topology: a slice of TPUs, such as v5e:4x4 or v5p:2x2x2; default: the devices of this machine. In Python, JAX uses
+        the CPU alone from then on
       num_slices: slices, connected by a slower network
       phase: compile one phase, numbered from 0; default: all
       profile: list the forty largest parts of a step's time by XLA's cost model

@@ -93,19 +93,25 @@ def store_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 def exists(path: epath.Path) -> bool:
     """Returns True if the file or folder exists. Raises as `store_errors` does."""
     with store_errors(path):
-        return bool(path.exists())
+        if is_remote(path):
+            return bool(path.exists())
+        try:
+            os.stat(path)  # `exists` takes every error for absence, a stale NFS handle as well
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
 
 def children(folder: epath.Path) -> list[epath.Path]:
     """Returns what is directly in a folder, sorted; [] without such a folder. Raises as `store_errors` does."""
     with store_errors(folder):
-        return sorted(folder.iterdir()) if folder.is_dir() else []
+        return sorted(folder.iterdir()) if (is_remote(folder) or exists(folder)) and folder.is_dir() else []
 
 
 def is_taken(folder: epath.Path) -> bool:
     """Returns True for an existing file or a folder that is not empty. Raises as `store_errors` does."""
     with store_errors(folder):
-        return folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+        return exists(folder) and (not folder.is_dir() or any(folder.iterdir()))
 
 
 def open_to_read(path: str) -> BinaryIO:

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, PartitionSpec
 from bert_jax.batch import Batch, HostBatch, map_arrays
 from bert_jax.config_keys import FinetuneConfig, MeshKeys
 from bert_jax.data.hashing import key_from
-from bert_jax.errors import InputError
+from bert_jax.errors import BertJaxError, InputError
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters
 from bert_jax.parallel.mesh import batch_mesh_axes, make_mesh, put_batch, rows_here
@@ -269,7 +269,7 @@ class Predictor:
         """Returns the outputs [...] of each example, [group] for `group` sequences, or [T, ...] for T tokens.
 
         Few examples are computed in a smaller batch. Raises InputError for a pair that the model has no second segment
-        for.
+        for, and BertJaxError for outputs that are not finite.
         """
         check_segments(self.segments, examples.sequences)
         outputs: list[Any] = [None] * len(examples)
@@ -293,6 +293,8 @@ class Predictor:
                 else:
                     outputs[example] = batch_outputs[place]
             on_batch()
+        if not all(np.isfinite(output).all() for output in outputs):
+            raise BertJaxError("the model's outputs are not finite: its parameters diverged or are damaged")
         return outputs
 
 

@@ -13,7 +13,6 @@ from etils import epath
 from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files import atomic, remote
-from bert_jax.files.atomic import read_json
 from bert_jax.files.text_files import named_format
 from bert_jax.finetuning.batches import LoadedModel, load_model
 from bert_jax.finetuning.task import BadRows, Split, Task, read_split, write_predictions
@@ -29,7 +28,6 @@ from bert_jax.training.evaluation import check_batch_size
 from bert_jax.training.train_step import compute_dtype
 
 RESULT_FILE = "result.json"
-RESULT_VERSION = 1
 
 KINDS: dict[str, type[Task]] = {
     "glue": GlueTask, "text": TextTask, "squad": SquadTask, "choice": ChoiceTask, "ner": NerTask,
@@ -167,14 +165,9 @@ def describe_result(
         for split in splits if split.name in scores
     }  # fmt: skip
     return {
-        "format_version": RESULT_VERSION, "task": task.name, "main_metric": task.metrics[0], "step": step,
+        "format_version": 1, "task": task.name, "main_metric": task.metrics[0], "step": step,
         "scores": dict(scores), "rows": rows,
     }  # fmt: skip
-
-
-def read_result(path: epath.Path) -> dict[str, Any]:
-    """Reads `result.json` at `path`. Raises InputError for a damaged file or a newer version."""
-    return read_json(path, RESULT_VERSION)
 
 
 def evaluate_finetuned(found: Checkpoint, data: str, *, batch_size: int = 64, bars: Bars = silent) -> dict[str, Any]:

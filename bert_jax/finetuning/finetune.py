@@ -22,7 +22,7 @@ from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.files.atomic import read_json, write_json
-from bert_jax.finetuning.fine_tuned import RESULT_FILE, digests, read_result
+from bert_jax.finetuning.fine_tuned import RESULT_FILE, digests
 from bert_jax.finetuning.run import check_config, check_same_run, finetune_once
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.compilation_cache import kept_programs
@@ -36,7 +36,6 @@ from bert_jax.training.run import CONFIG_FILE, workdir_path
 log = logging.getLogger(__name__)
 
 SEARCH_FILE = "search.json"
-SEARCH_VERSION = 1
 
 
 def folder_of(rate: float, seed: int) -> str:
@@ -115,7 +114,7 @@ def search(
                 log.info("Starting the trial learning_rate=%g, seed=%d", rate, seed)
                 finetune_once(trial, str(place), needs_scores=True, stop=stop, bars=bars)
                 multihost_utils.sync_global_devices("trial")  # process 0 writes the result that all processes read
-            results.setdefault(rate, {})[seed] = read_result(place / RESULT_FILE)
+            results.setdefault(rate, {})[seed] = read_json(place / RESULT_FILE)
     found = summarize(results)
     if is_first():
         write_json(folder / SEARCH_FILE, found)
@@ -142,7 +141,7 @@ def summarize(results: Mapping[float, Mapping[int, Mapping[str, Any]]]) -> dict[
         key=lambda trial: trial[2],
     )
     return {
-        "format_version": SEARCH_VERSION, "metric": metric,
+        "format_version": 1, "metric": metric,
         "by_learning_rate": by_rate,
         "best": {"learning_rate": rate, "seed": seed, "score": score, "folder": folder_of(rate, seed)},
         "learning_rate": chosen,

@@ -30,7 +30,7 @@ from bert_jax.model.task_heads import BertForTask, TaskHead, layers_needed
 from bert_jax.parallel.mesh import check_divisibility
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.interpreter import StopSignal
-from bert_jax.runtime.processes import is_first
+from bert_jax.runtime.processes import check_agreement, is_first
 from bert_jax.sections import from_mapping, to_dict
 from bert_jax.tracking.metrics import finite_json
 from bert_jax.tracking.throughput import Throughput, finetuning_flops
@@ -76,6 +76,7 @@ def _finetune(run: Run, config: FinetuneConfig, needs_scores: bool) -> dict[str,
     # --- State: 1. resume from the newest checkpoint, 2. start from a pre-trained encoder, 3. or from scratch --------
     run.enter_workdir()
     latest = claim(folder, config, setup.before, order.hash)
+    check_agreement("checkpoint to start from", (latest or setup.before).path.name)
     description = {  # of the task too, so that a checkpoint can be used without its files
         "tokenizer": setup.before.tokenizer.to_json(), "config": to_dict(config),
         "task": _record(setup, task),
@@ -139,9 +140,10 @@ def _set_up(config: FinetuneConfig, mesh: Mesh, needs_scores: bool) -> _Setup:
     task, training, splits = read_task(config, before.tokenizer)
     rows = training.encoded
     check_segments(model.type_vocab_size, rows.sequences, "task.train: ")
-    if not any(split.is_labelled for split in splits):
-        if needs_scores:
-            raise InputError("task.dev: a search requires a labelled split to compare runs; set it to a labelled file")
+    scored = [split.name for split in splits if split.is_labelled]
+    if needs_scores and not (scored and scored[0].startswith("dev")):
+        raise InputError("task.dev: a search requires a labelled split to compare runs; set it to a labelled file")
+    if not scored:
         log.warning("No split has labels, so that nothing is scored; set task.dev to a labelled file")
     head = TaskHead(task.kind, task.size, **to_dict(config.head))
     platform = mesh.devices.flat[0].platform

@@ -55,7 +55,7 @@ class BadRows:
     def __init__(self, *, strict: bool = False, strict_labels: bool = False):
         self.counts: Counter[str] = Counter()  # by file
         self._first: dict[str, str] = {}  # problem, by file
-        self._refused: type[Exception] | tuple[()] = Exception if strict else BadLabel if strict_labels else ()
+        self._refused = InputError, Exception if strict else BadLabel if strict_labels else InputError
 
     def add(self, path: str, place: int | str, problem: Exception) -> None:
         """Adds a skipped row. `place` is its line, from 1, or text such as "row 3"."""
@@ -84,7 +84,7 @@ def read_rows(
     Args:
       path: the file, which `read_table` reads.
       bad_rows: collects the rows that are skipped.
-      example: makes an example of a row and its number from 1; a ValueError skips the row.
+      example: makes an example of a row and its number from 1; a ValueError skips the row, an InputError ends.
       expected: what a usable row has, for the error about a file without one.
       names: the columns of a file without a header.
     """
@@ -94,7 +94,7 @@ def read_rows(
             if isinstance(row, BadRow):
                 raise ValueError(row.problem)
             examples.append(example(row, number))
-        except ValueError as error:
+        except (InputError, ValueError) as error:
             bad_rows.add(path, place, error)
     bad_rows.check_usable(path, examples, expected)
     return examples

@@ -13,7 +13,7 @@ from typing import Any
 
 from etils import epath
 
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, prefixed
 from bert_jax.finetuning.fine_tuned import KINDS
 from bert_jax.finetuning.tasks.text import TASKS
 from bert_jax.model import BertConfig
@@ -156,7 +156,7 @@ def model_config(config: BertConfig) -> dict[str, Any]:
 
 def read_model_config(path: epath.Path, values: Mapping[str, Any]) -> BertConfig:
     """Returns the model's config from a JSON object, whose other keys are ignored. InputError if it is invalid."""
-    try:
+    with prefixed(path):
         if values.get("model_type") != "modernbert":
             return BertConfig.from_dict({name: value for name, value in values.items() if name in _BERT})
         values = {**values, **_from_kinds(values)}
@@ -167,8 +167,6 @@ def read_model_config(path: epath.Path, values: Mapping[str, Any]) -> BertConfig
             "attention_output_dropout", fields["attention_probs_dropout_prob"]
         )
         return BertConfig.from_dict({**MODEL_TYPES["modernbert"], **fields})
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
 
 
 def _from_kinds(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,10 +204,8 @@ def architecture_of(checkpoint: Checkpoint) -> str:
     left-to-right model, which is pooled from the last token; and as `model_type_of` does.
     """
     task, is_decoder = checkpoint.task, checkpoint.bert_config.is_decoder
-    try:
+    with prefixed(checkpoint.path):
         model_type = model_type_of(checkpoint.bert_config)
-    except InputError as error:
-        raise InputError(f"{checkpoint.path}: {error}") from error
     classes = classes_of(model_type)
     if task is None:
         names = ["BertLMHeadModel"] if is_decoder else [name for name in classes if not ARCHITECTURES[name].kinds]

@@ -15,8 +15,8 @@ from safetensors.numpy import save
 from bert_jax import __version__
 from bert_jax.config_keys import PretrainConfig
 from bert_jax.files import provenance, remote
-from bert_jax.files.atomic import new_folder, whole_folder
-from bert_jax.finetuning.fine_tuned import RESULT_FILE, read_result
+from bert_jax.files.atomic import new_folder, read_json, whole_folder
+from bert_jax.finetuning.fine_tuned import RESULT_FILE
 from bert_jax.interop.architectures import ARCHITECTURES, architecture_of, model_config, model_type_of, task_config
 from bert_jax.interop.importing import CONFIG
 from bert_jax.interop.weights import WHOLE, layout, model_settings, state_dict
@@ -119,7 +119,7 @@ def _scores(checkpoint: Checkpoint) -> list[str]:
     workdir = checkpoint.path.parent.parent
     found: dict[str, Mapping[str, Any]] = {}
     if checkpoint.config and checkpoint.task is not None and remote.exists(workdir / RESULT_FILE):
-        result = read_result(workdir / RESULT_FILE)
+        result = read_json(workdir / RESULT_FILE)
         found = result.get("scores") or {} if result.get("step") == checkpoint.step else {}
     elif checkpoint.config and checkpoint.task is None:
         rows = [row for row in read_metrics(workdir) if (row["step"], row.get("split")) == (checkpoint.step, "eval")]

@@ -114,7 +114,7 @@ class SelfAttention(nnx.Module):
     """Self-attention softmax(q k / sqrt(H)) v with elementwise dropout on the probabilities, and the projection."""
 
     def __init__(self, config: BertConfig, *, key: Key, stack: tuple[int, ...], attention: str = "xla"):
-        """Initializes the weights. Raises ValueError if the kernel does not support the config's dropout or windows.
+        """Initializes the weights.
 
         Args:
           config: the sizes.
@@ -122,16 +122,6 @@ class SelfAttention(nnx.Module):
           stack: leading axes of each parameter, (layers,) in an encoder.
           attention: one of `ATTENTIONS`; all but "xla" recompute [L, L] arrays in the backward pass.
         """
-        if attention in WITHOUT_DROPOUT and config.attention_probs_dropout_prob:
-            raise ValueError(
-                f"attention={attention}: does not support dropout, got attention_probs_dropout_prob="
-                f"{config.attention_probs_dropout_prob}; set it to 0"
-            )
-        if attention == "pallas" and config.global_attn_every_n_layers > 1:
-            raise ValueError(
-                f"attention={attention}: does not support local attention, got global_attn_every_n_layers="
-                f"{config.global_attn_every_n_layers}; set it to 1, or use attention=xla or splash"
-            )
         inputs, output = jax.random.split(key)
         size, heads, head = config.hidden_size, config.num_attention_heads, config.head_size
         # Axis "qkv" stacks three tensors of the paper in one. Per-tensor operations work on its slices.

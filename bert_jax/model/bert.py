@@ -227,9 +227,7 @@ class Pooler(nnx.Module):
     def __call__(self, x: jax.Array, cls_positions: jax.Array) -> jax.Array:
         """Maps x [B, L, D] at cls_positions [B, K] to [B, K, D]."""
         cls = jnp.take_along_axis(x, cls_positions[:, :, None], axis=1)
-        return jnp.tanh(
-            jnp.einsum("bkd,de->bke", cls, self.kernel[...].astype(x.dtype)) + self.bias[...].astype(x.dtype)
-        )
+        return jnp.tanh(add_bias(jnp.einsum("bkd,de->bke", cls, self.kernel[...].astype(x.dtype)), self.bias[...]))
 
 
 @dataclass(frozen=True)
@@ -272,7 +270,7 @@ class Transform(nnx.Module):
     def transform(self, x: jax.Array) -> jax.Array:
         """Maps [N, D] to [N, D]."""
         x = jnp.einsum("nd,de->ne", x, self.kernel[...].astype(x.dtype))
-        x = x if self.bias is None else x + self.bias[...].astype(x.dtype)
+        x = x if self.bias is None else add_bias(x, self.bias[...])
         return self.norm(activation(self.hidden_act, x))
 
 

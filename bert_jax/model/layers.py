@@ -163,7 +163,7 @@ class FeedForward(nnx.Module):
             return weight_einsum("tf,fd->td", drop(inner, keep, self.dropout_rate), kernel)
 
         y: jax.Array = activate_and_project(inner, gates, keep, self.down_kernel[...])
-        return y if self.down_bias is None else y + self.down_bias[...].astype(x.dtype)
+        return y if self.down_bias is None else add_bias(y, self.down_bias[...])
 
 
 @jax.named_scope("dropout")

@@ -24,9 +24,6 @@ _LAYERS = {  # -1 is the last, as in the reference
     "sum_all": None,
 }
 
-FEATURES = tuple(_LAYERS)
-"""The six ways of table 7, in its order: one hidden state, the weighted sum of several, or several side by side."""
-
 
 def layers_of(features: str, config: BertConfig) -> tuple[int, ...]:
     """Returns the layers whose hidden states are read: from 0, or negative from the last; empty for `embeddings`."""
@@ -44,9 +41,6 @@ def feature_size(features: str, config: BertConfig) -> int:
     return config.hidden_size * (4 if features == "concat_last_four" else 1)
 
 
-KINDS = ("classify", "regress", "choose", "span", "tag")
-
-
 @dataclass(frozen=True)
 class TaskHead:
     """Output layers of a task on top of the encoder.
@@ -58,8 +52,8 @@ class TaskHead:
       dropout: rate at the input of the output layer.
       bilstm: units per direction of a BiLSTM between the encoder and the output; 0 for none.
       bilstm_layers: layers of that BiLSTM, with `dropout` between them.
-      features: the one of `FEATURES` that a frozen encoder returns; "" is the last hidden state of an encoder that is
-        fine-tuned.
+      features: the one of `config_keys.Features` that a frozen encoder returns; "" is the last hidden state of an
+        encoder that is fine-tuned.
     """
 
     kind: str
@@ -68,10 +62,6 @@ class TaskHead:
     bilstm: int = 0
     bilstm_layers: int = 1
     features: str = ""
-
-    def __post_init__(self) -> None:
-        assert self.kind in KINDS, self.kind
-        assert self.features in ("", *FEATURES), self.features
 
     @classmethod
     def from_dict(cls, task: Mapping[str, Any]) -> "TaskHead":

@@ -102,16 +102,12 @@ def batch_mesh_axes(mesh: AnyMesh) -> tuple[str, ...]:
 def fill_in_accumulation(mesh: AnyMesh, config: PretrainConfig) -> PretrainConfig:
     """Infers `gradient_accumulation` from -1: the fewest microbatches that `max_rows_per_device` allows.
 
-    Returns the config, which needs the number of devices. Raises InputError if the batch is not divisible by it.
+    Returns the config, which needs the number of devices.
     """
     if config.gradient_accumulation != -1:
         return config
     copies = math.prod(mesh.shape[axis] for axis in BATCH_AXES)
-    rows, left = divmod(config.global_batch_size, copies)
-    if left:
-        raise InputError(
-            f"global_batch_size={config.global_batch_size} is not divisible by {copies} devices (mesh.data x mesh.fsdp)"
-        )
+    rows = max(1, config.global_batch_size // copies)  # `check_divisibility` refuses a remainder
     microbatches = next(
         count for count in range(1, rows + 1) if rows % count == 0 and rows // count <= config.max_rows_per_device
     )

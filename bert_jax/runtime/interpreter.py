@@ -57,10 +57,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 
 
 class StopSignal:
-    """Records the first of `SIGNALS` while active; a second one has its usual effect.
+    """Records the first of `SIGNALS` while active; a second SIGTERM or SIGINT has its usual effect.
 
-    A signal that is ignored stays ignored, such as SIGHUP under nohup. Python delivers signals to the main thread only:
-    in any other thread nothing is recorded.
+    The others are ignored from then on, as systemd sends SIGHUP right after SIGTERM. A signal that is ignored before
+    stays ignored, such as SIGHUP under nohup. Python delivers signals to the main thread only: in any other thread
+    nothing is recorded.
     """
 
     def __init__(self) -> None:
@@ -79,7 +80,8 @@ class StopSignal:
 
     def _record(self, number: int, frame: FrameType | None) -> None:
         self.received = signal.Signals(number)
-        self.__exit__()
+        for other, handler in self._previous.items():
+            signal.signal(other, handler if other in (signal.SIGTERM, signal.SIGINT) else signal.SIG_IGN)  # type: ignore[arg-type]
 
 
 class StallWatch:

@@ -1,5 +1,6 @@
 """Processes of a run: one on a laptop, one per host on a TPU pod, one per GPU or node under Slurm."""
 
+import hashlib
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import numpy as np
 from jax._src import cloud_tpu_init, distributed  # the client has no public name
 from jax.experimental import multihost_utils
 
-from bert_jax.errors import BertJaxError, InputError, Interrupted, NotBegun
+from bert_jax.errors import BertJaxError, InputError, Interrupted, NotBegun, exit_status
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ def joined_processes(environment: Mapping[str, str] = os.environ) -> Iterator[No
         if is_lost:
             time.sleep(10)  # `watch` ends this process if another has said why
             message = f"a collective failed, probably because another process is lost: {RESTART_ADVICE} ({message})"
-        failure = {"status": getattr(error, "exit_status", BertJaxError.exit_status), "number": number}
+        failure = {"status": exit_status(error), "number": number}
         with suppress(Exception):  # another process was first, or process 0 has ended
             client.key_value_set(_FAILURE, json.dumps({**failure, "message": message}))
         time.sleep(3 if number == 0 else 0)  # until all have read it: JAX aborts them as soon as process 0 ends
@@ -157,6 +158,13 @@ def is_first() -> bool:
 def any_process(condition: bool) -> bool:
     """Returns, in all processes, whether `condition` holds in any; all have to call it."""
     return bool(multihost_utils.process_allgather(np.array(condition)).any())
+
+
+def check_agreement(name: str, value: object) -> None:
+    """Raises BertJaxError in all processes unless the text of `value` is the same in all; all have to call it."""
+    mine = np.frombuffer(hashlib.sha256(str(value).encode()).digest(), np.uint8)
+    if any_process(not np.array_equal(multihost_utils.broadcast_one_to_all(mine), mine)):
+        raise BertJaxError(f"{name}: {value} here, and another in another process; {RESTART_ADVICE}")
 
 
 def ends_alone() -> bool:

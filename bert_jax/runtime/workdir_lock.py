@@ -56,7 +56,10 @@ class WorkdirLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self.close()
-            raise InputError(f"{self._name}: is in use by {self._owner()}; stop it or use another folder") from error
+            owner = self._owner()
+            kind = InputError if f" on {socket.gethostname()}," in owner else BertJaxError  # the host may be gone
+            fix = f"stop it, use another folder, or delete {self._path} if its machine is gone"
+            raise kind(f"{self._name}: is in use by {owner}; {fix}") from error
         except OSError as error:
             log.warning("%s: has no locks (%s); a second run there would not be noticed", self._name, error)
         os.truncate(self._file, 0)

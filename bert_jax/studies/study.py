@@ -18,7 +18,7 @@ import os
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from etils import epath
 
 from bert_jax.config import load_config, with_overrides
 from bert_jax.config_keys import FinetuneConfig, PretrainConfig, StudyConfig, StudyRow, StudyTask
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, prefixed
 from bert_jax.files import atomic, remote
 from bert_jax.files.atomic import write_json
 from bert_jax.finetuning.fine_tuned import read_task
@@ -47,8 +47,6 @@ from bert_jax.training.run import claim_workdir, workdir_path
 
 log = logging.getLogger(__name__)
 
-TABLE_VERSION = 1
-"""The format of `table.json`."""
 PERPLEXITY = "perplexity"
 """The name of the perplexity column."""
 
@@ -92,7 +90,7 @@ def plan_rows(config: StudyConfig, folder: epath.Path) -> list[PlannedRow]:
         if unknown := set(row.tasks) - {task.name for task in config.tasks}:
             known = ", ".join(task.name for task in config.tasks)
             raise InputError(f"row {row.name!r}: tasks: unknown task {min(unknown)!r}; expected {known}")
-        with _named(f"row {row.name!r}"):
+        with prefixed(f"row {row.name!r}"):
             pretraining = None
             encoder = to_dict(config.checkpoints).get(row.checkpoint, row.checkpoint)
             if row.checkpoint and row.pretraining is not None:
@@ -143,7 +141,7 @@ def _plan_row(
     for task in tasks:
         if row.tasks and task.name not in row.tasks:
             continue
-        with _named(f"task {task.name!r}"):
+        with prefixed(f"task {task.name!r}"):
             tuned = _finetuning(config, row, task, encoder)
             model_of(tuned, sizes, make_mesh(tuned.mesh))
             if not remote.exists(remote.parse_path(tuned.data.path)):
@@ -179,7 +177,7 @@ def _read_tasks(rows: Sequence[PlannedRow], folder: epath.Path) -> None:
             if key in read or remote.exists(_cell_folder(folder, row, task) / SEARCH_FILE):
                 continue
             read.add(key)
-            with _named(f"task {task.name!r}"):
+            with prefixed(f"task {task.name!r}"):
                 found, _, others = read_task(config, row.tokenizer)
                 splits = [split.name for split in others if split.is_labelled]
                 if not splits:
@@ -264,7 +262,7 @@ class Table:
                 columns[column] = {**scores, "paper": self.paper.get(row, {}).get(column)}
             rows.append({"name": row, "columns": columns})
         return {
-            "format_version": TABLE_VERSION, "title": self.title, "note": self.note, "columns": list(self.columns),
+            "format_version": 1, "title": self.title, "note": self.note, "columns": list(self.columns),
             "rows": rows, "over_seeds": self.over_seeds(),
         }  # fmt: skip
 
@@ -373,7 +371,7 @@ def study(config: StudyConfig, workdir: str, *, stop: StopSignal | None = None, 
                 write()
             for task, tuned in row.finetuning:
                 log.info("Fine-tuning row %r on task %r", name, task.name)
-                with _named(f"row {name!r}: task {task.name!r}"):
+                with prefixed(f"row {name!r}: task {task.name!r}"):
                     found = search(tuned, str(_cell_folder(folder, row, task)), stop=stop, bars=bars)
                 for column, score in task.columns.items():
                     split, _, metric = (score or f"/{found['metric']}").partition("/")
@@ -410,12 +408,3 @@ def _refuse_duplicates(what: str, names: Sequence[str]) -> None:
 def _slug(name: str) -> str:
     """Returns the folder name for `name`."""
     return re.sub(r"[\W_]+", "_", name.lower()).strip("_")
-
-
-@contextmanager
-def _named(where: str) -> Iterator[None]:
-    """Prefixes InputErrors with the name of a row or task."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{where}: {error}") from error

@@ -15,7 +15,7 @@ from etils import epath
 from google.protobuf import empty_pb2, unknown_fields
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
-from bert_jax.errors import InputError, refused
+from bert_jax.errors import InputError, prefixed, refused
 from bert_jax.files import atomic, remote
 from bert_jax.text.tokenizer import FILE, ROLES, SETTINGS, Tokenizer, read_settings, read_tokenizer
 from bert_jax.text.wordpiece import CONTINUATION, wordpiece_tokenizer
@@ -142,10 +142,8 @@ def read_vocab_file(path: epath.Path, lowercase: bool | None, strip_accents: boo
     if lowercase is None and (capital := next((letter for letter in letters if letter != letter.lower()), "")):
         log.info("%s is cased (it contains the piece %r): case and accents of text are kept", path, capital)
         lowercase, strip_accents = False, None
-    try:
+    with prefixed(path):
         return wordpiece_tokenizer(vocab, lowercase is not False, strip_accents=strip_accents)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
 
 
 def read_sentencepiece(path: epath.Path) -> Tokenizer:

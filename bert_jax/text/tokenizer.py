@@ -18,7 +18,7 @@ import tokenizers
 from etils import epath
 from tokenizers import decoders, models, processors
 
-from bert_jax.errors import InputError, refused
+from bert_jax.errors import InputError, prefixed, refused
 from bert_jax.files import atomic, remote
 
 FILE, SETTINGS, SPECIAL_TOKENS_MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
@@ -267,10 +267,8 @@ def read_tokenizer(location: str | os.PathLike[str]) -> Tokenizer:
     settings = read_settings(path.parent)
     named = [settings.get(f"{role}_token") for role in ROLES]
     names = [token.get("content") if isinstance(token, dict) else token for token in named]
-    try:
+    with prefixed(path):
         return Tokenizer(content, [str(name) if name else None for name in names])
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
 
 
 def read_settings(folder: epath.Path) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def tables(path: str) -> Iterator[Table]:
         values = [{**phase, **(phase["estimate"] or {})} for phase in phases]
         keys = [key for key, value in values[0].items() if isinstance(value, (str, int, float))]
         heads = [f"steps {phase['first_step']}–{phase['last_step']}" for phase in phases]
-        yield folder.name, ["", *heads], [[key, *(phase[key] for phase in values)] for key in keys]
+        yield folder.name, ["", *heads], [[key, *(phase.get(key) for phase in values)] for key in keys]
     if remote.exists(folder / _SEARCH):
         search = read_json(folder / _SEARCH)
         trials = search["by_learning_rate"].items()
@@ -135,7 +135,7 @@ def _html(table: Table) -> str:
     def cell(value: Any) -> str:
         if isinstance(value, float):
             return f"{value:.5g}" if abs(value) < 1000 else f"{value:,.0f}"
-        return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+        return "–" if value is None else f"{value:,}" if type(value) is int else str(value)
 
     note, heads, rows = table
     if not rows:

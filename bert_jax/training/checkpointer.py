@@ -14,8 +14,9 @@ from etils import epath
 from jax.experimental import multihost_utils
 from orbax.checkpoint import checkpoint_managers as managers
 
+from bert_jax.errors import BertJaxError
 from bert_jax.model import BertConfig
-from bert_jax.runtime.processes import any_process, is_first
+from bert_jax.runtime.processes import RESTART_ADVICE, any_process, is_first
 from bert_jax.training.checkpoints import (
     FOLDER,
     Checkpoint,
@@ -89,13 +90,15 @@ class Checkpointer:
         arrays = {"parameters": state.parameters, "optimizer": _optimizer_item(state)}
         position = {"next_batch": step, **position}
         items = {"position": position, "bert_config": bert_config.to_dict(), **self.description}
-        self._manager.save(
+        is_started = self._manager.save(
             step,
             args=ocp.args.Composite(
                 **{name: ocp.args.StandardSave(tree) for name, tree in arrays.items()},
                 **{name: ocp.args.JsonSave(value) for name, value in items.items()},
             ),
         )
+        if not is_started:
+            raise BertJaxError(f"{self._folder}: holds a step after {step}, so that it was not saved; {RESTART_ADVICE}")
         seconds = time.perf_counter() - began
         log.info(
             "Step %d: checkpoint (%s) copied in %.1f s, and written in the background", step, _size(state), seconds

@@ -25,6 +25,7 @@ from bert_jax.model.bert import HEADS, heads_of
 from bert_jax.parallel.mesh import AnyMesh, make_mesh, put_batch, rows_here
 from bert_jax.progress import Bars, silent
 from bert_jax.runtime.interpreter import StopSignal
+from bert_jax.runtime.processes import check_agreement
 from bert_jax.sections import checked, to_dict
 from bert_jax.tracking.metrics import SAMPLES, read_metrics
 from bert_jax.tracking.throughput import Throughput, key_values, pretraining_work
@@ -95,6 +96,8 @@ def _pretrain(run: Run, config: PretrainConfig) -> dict[str, float]:
         log.info("%s is finished: step %d of %d%s", folder, start, config.total_steps, _target(config, scores))
         return {}
     init = open_init(phases) if config.init and before is None else None
+    source = before or init
+    check_agreement("checkpoint to start from", source.path.name if source else "none")
     current = next((phase for phase in phases if phase.stop > start), phases[-1])
     planned = spec, train_step = plan_step(mesh, current, current.model)
     check_memory(spec.abstract, mesh.local_devices)

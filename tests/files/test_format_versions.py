@@ -10,7 +10,8 @@ from etils import epath
 from bert_jax.data.dataset import INFO_FILE, PreparedDataset
 from bert_jax.errors import InputError
 from bert_jax.files import provenance
-from bert_jax.finetuning.fine_tuned import RESULT_FILE, read_result
+from bert_jax.files.atomic import read_json
+from bert_jax.finetuning.fine_tuned import RESULT_FILE
 
 
 def newer(path: Path) -> Path:
@@ -23,7 +24,7 @@ def newer(path: Path) -> Path:
 READERS: dict[str, Callable[[Path], object]] = {
     INFO_FILE: lambda path: PreparedDataset(str(path.parent)),
     provenance.FILE: lambda path: provenance.append(epath.Path(path.parent), {}),
-    RESULT_FILE: lambda path: read_result(epath.Path(path)),
+    RESULT_FILE: lambda path: read_json(epath.Path(path)),
 }
 
 

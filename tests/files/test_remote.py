@@ -1,6 +1,7 @@
 """Files in a store, against an emulator whose answers fail."""
 
 import asyncio
+import errno
 import os
 import tempfile
 import threading
@@ -48,6 +49,21 @@ def test_paths_that_cannot_be_opened_are_refused(path, message, monkeypatch):
         monkeypatch.setattr(remote.importlib.util, "find_spec", lambda *_: None)
     with pytest.raises(InputError, match=message):
         remote.parse_path(path)
+
+
+def test_an_error_is_not_taken_for_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Without its checkpoints, a run would begin anew."""
+
+    def stale(path: object, **_: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), os.fspath(path))
+
+    folder = epath.Path(tmp_path)
+    assert (remote.children(folder / "none"), remote.exists(folder / "none")) == ([], False)
+    assert remote.exists(folder)
+    monkeypatch.setattr(os, "stat", stale)
+    for read in (remote.exists, remote.children, remote.is_taken):
+        with pytest.raises(OSError, match=str(tmp_path)):
+            read(folder)
 
 
 def test_a_bucket_with_a_typo_is_refused_and_not_made(store):

@@ -61,7 +61,10 @@ def vocab(corpus: Path, output: Path) -> list[object]:
 # --- Writes ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EFBIG], ids=errno.errorcode.get)
+@pytest.mark.parametrize(
+    "number", [errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EFBIG, errno.ESTALE, errno.ETIMEDOUT],
+    ids=errno.errorcode.get,
+)  # fmt: skip
 def test_a_write_that_fails_is_one_line_with_the_file(number: int, run, corpus_file: Path, tmp_path: Path):
     output = tmp_path / "tokenizer.json"
     line = last_line(run(vocab(corpus_file, output), "write", tmp_path.name, number), 1)

@@ -4,11 +4,12 @@ import itertools
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from bert_jax.batch import Batch
-from bert_jax.errors import InputError
+from bert_jax.errors import BertJaxError, InputError
 from bert_jax.finetuning.batches import EncodedExamples, epoch_of_batches, load_model
 from bert_jax.finetuning.task import BadRows, read_rows, row_id
 from bert_jax.model import BertForPreTraining
@@ -203,3 +204,15 @@ def test_few_examples_are_few_rows(checkpoint: Path):
             words = np.asarray(model.parameters["embeddings"]["word"])
             np.testing.assert_array_equal(outputs, words[7 + np.arange(count) % 3])
         assert traced == expected
+
+
+def test_outputs_that_are_not_finite_are_an_error(checkpoint: Path):
+    """Their largest would be class 0."""
+
+    def diverged(model: BertForPreTraining, batch: Batch[jax.Array]) -> jax.Array:
+        return jnp.where(batch["input_ids"][:, :1] == 7, jnp.nan, model.embeddings.word[...][batch["input_ids"][:, 0]])
+
+    model = load_model(open_checkpoint(str(checkpoint)), batch_size=2, max_seq_len=16, forward=diverged)
+    assert np.isfinite(model.outputs(EncodedExamples([EncodedSequence((8,), 1)], None))).all()
+    with pytest.raises(BertJaxError, match="not finite"):
+        model.outputs(EncodedExamples([EncodedSequence((number,), 1) for number in (8, 7)], None))

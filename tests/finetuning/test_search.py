@@ -93,6 +93,15 @@ def test_what_cannot_be_searched_is_refused(checkpoint: Path, folder: Path):
     assert not list((folder / "runs").glob("*/checkpoints"))  # which is known before any of the runs
 
 
+def test_the_test_file_chooses_no_model(checkpoint: Path, tmp_path: Path):
+    """Without a dev file a labelled test file would be the first that is scored."""
+    for name in ("train.conll", "test.conll"):
+        (tmp_path / name).write_text("Old O\nFox B-PER\n\n" * 8)
+    settings = {"init": checkpoint, "data.path": tmp_path, "task.max_seq_len": 32, "search.seeds": "(1, 2)"}
+    with pytest.raises(InputError, match=r"^task\.dev: "):
+        search(helpers.finetune_config("ner", settings), str(tmp_path / "runs"))
+
+
 def test_finished_trials_are_of_their_config_and_encoder_wherever_that_is(
     checkpoint: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):

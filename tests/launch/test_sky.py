@@ -55,16 +55,26 @@ def test_skypilot_refuses_any_misspelt_key_and_a_missing_command(monkeypatch: py
         sky.Task.from_yaml_config(copy.deepcopy(CONFIG))
 
 
+def run(command: str, device: str = "tpu", nodes: str = "1") -> subprocess.CompletedProcess[str]:
+    environment = {
+        "PATH": os.environ["PATH"], "HOME": "/nowhere", "COMMAND": command, "DEVICE": device,
+        "SKYPILOT_NUM_NODES": nodes, "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+    }  # fmt: skip
+    return subprocess.run(["bash", "-c", CONFIG["run"]], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_command_of_several_lines_is_one_command():
+    """As the guides have it, within the quotation marks of --env."""
+    done = run("printf '%s|' --workdir=gs://a\n    --config.data.path=gs://b\n  --config.seed=1")
+    assert (done.returncode, done.stdout) == (0, "--workdir=gs://a|--config.data.path=gs://b|--config.seed=1|")
+
+
 @pytest.mark.parametrize(
     ("device", "nodes", "coordinator"), [("tpu", "4", ""), ("gpu", "1", ""), ("gpu", "2", "10.0.0.1:8476 2 1")]
 )
 def test_command_gets_the_processes_and_its_exit_status_is_that_of_the_job(device: str, nodes: str, coordinator: str):
     command = "echo $JAX_PLATFORMS $JAX_COORDINATOR_ADDRESS $JAX_NUM_PROCESSES $JAX_PROCESS_ID; exit 75"
-    environment = {
-        "PATH": os.environ["PATH"], "HOME": "/nowhere", "COMMAND": command, "DEVICE": device,
-        "SKYPILOT_NUM_NODES": nodes, "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
-    }  # fmt: skip
-    done = subprocess.run(["bash", "-c", CONFIG["run"]], env=environment, capture_output=True, text=True, check=False)
+    done = run(command, device, nodes)
     assert done.returncode == 75
     assert done.stdout.split() == [{"tpu": "tpu,cpu", "gpu": "cuda,cpu"}[device], *coordinator.split()]
 

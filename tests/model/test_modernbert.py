@@ -167,8 +167,3 @@ def test_new_weights_that_end_a_sublayer_are_smaller_by_depth():
     assert deviations["up_kernel"] == pytest.approx(deviations["qkv_kernel"], rel=0.02)
     for name in ("output_kernel", "down_kernel", "head"):
         assert deviations[name] == pytest.approx(deviations["qkv_kernel"] / np.sqrt(2 * 4), rel=0.05)
-
-
-def test_pallas_refuses_local_layers():
-    with pytest.raises(ValueError, match="global_attn_every_n_layers=3"):
-        abstract_parameters(CONFIG, attention="pallas")

@@ -14,7 +14,7 @@ from bert_jax.model import BertConfig
 from bert_jax.parallel.mesh import between_slices, count_slices, fill_in_accumulation, make_mesh, put_batch
 from bert_jax.parallel.sharding import batch_sharding
 from bert_jax.sections import to_dict
-from bert_jax.training.phases import abstract_batch
+from bert_jax.training.phases import abstract_batch, fit_plan, plan_phases
 from bert_jax.training.pretrain import plan_state
 
 
@@ -96,8 +96,9 @@ def test_a_number_of_microbatches_that_is_given_stays():
 def test_batch_not_divisible_by_devices_is_refused():
     overrides = [("gradient_accumulation", "-1"), ("max_rows_per_device", "4"), ("global_batch_size", "12")]
     config = load_config("bert_tiny", overrides)
+    mesh = make_mesh(config.mesh)
     with pytest.raises(InputError, match=r"global_batch_size=12\b.*\b8 "):
-        fill_in_accumulation(make_mesh(config.mesh), config)
+        fit_plan(plan_phases(config)[0], mesh, 32, 1_000, "data")
 
 
 def test_shapes_of_a_placed_batch_are_those_that_are_planned(dataset_dir: Path):

@@ -109,6 +109,18 @@ def test_all_wait_for_what_one_process_does_alone_at_the_end(seconds: int):
     assert not any("Shutdown barrier" in text or "Traceback" in text for text in written)
 
 
+def test_processes_that_find_different_checkpoints_end():
+    """As with the workdir of a run that still saves, or a listing that NFS has cached."""
+    body = """from bert_jax.runtime.processes import BertJaxError, check_agreement
+    check_agreement("init", "same")
+    try:
+        check_agreement("step", 5 + number)
+    except BertJaxError as error:
+        print(error, file=sys.stderr)"""
+    for number, written in enumerate(finish(together(body))):
+        assert f"step: {5 + number} here, and another in another process" in written
+
+
 @pytest.mark.parametrize("failing", [0, 1])
 def test_an_error_of_one_process_ends_the_others_within_seconds(failing: int):
     processes = together(f"if number == {failing}: raise KeyError('broken')\n    time.sleep(600)")

@@ -1,27 +1,34 @@
-"""Stop signals: the first one is noted, the second one ends the process as it usually does."""
+"""Stop signals: the first one is noted, a second SIGTERM or SIGINT ends the process as it usually does."""
 
 import os
 import signal
+from contextlib import nullcontext
 
 import pytest
 
 from bert_jax.runtime.interpreter import SIGNALS, StopSignal
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_second_signal_has_its_usual_effect(number: signal.Signals):
+@pytest.mark.parametrize("first", SIGNALS)
+@pytest.mark.parametrize("second", SIGNALS)
+def test_a_second_sigterm_or_sigint_has_its_usual_effect(first: signal.Signals, second: signal.Signals):
+    """SIGHUP has none: systemd sends it right after SIGTERM when a session ends, and the state is being saved."""
+
     def usual(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(number, usual)
+    before = {number: signal.signal(number, usual) for number in SIGNALS}
     try:
         with StopSignal() as stop:
-            os.kill(os.getpid(), number)
-            assert stop.received is number
-            with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), number)
+            os.kill(os.getpid(), first)
+            ends = second in (signal.SIGTERM, signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt) if ends else nullcontext():
+                os.kill(os.getpid(), second)
+            assert stop.received is first
+        assert [signal.getsignal(number) for number in SIGNALS] == [usual] * len(SIGNALS)
     finally:
-        signal.signal(number, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_an_ignored_hangup_stays_ignored():

@@ -24,6 +24,18 @@ def test_a_workdir_in_use_is_refused_with_host_and_process(tmp_path: Path):
     WorkdirLock(epath.Path(tmp_path)).close()
 
 
+def test_a_lock_of_another_machine_is_worth_another_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It may be gone: NFS keeps such a lock, for a while or for good. A launcher repeats status 1, and not 2."""
+    lock = WorkdirLock(epath.Path(tmp_path))
+    monkeypatch.setattr("socket.gethostname", lambda: "another")
+    with pytest.raises(BertJaxError, match=rf"process {os.getpid()} on .* delete {tmp_path / LOCK_FILE} ") as refused:
+        WorkdirLock(epath.Path(tmp_path))
+    assert refused.value.exit_status == 1
+    (tmp_path / LOCK_FILE).unlink()
+    WorkdirLock(epath.Path(tmp_path)).close()
+    lock.close()
+
+
 def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path):
     code = (
         "import time; from etils import epath; from bert_jax.runtime.workdir_lock import WorkdirLock\n"

@@ -196,11 +196,6 @@ def test_kernel_of_another_platform_is_refused_before_any_work(overrides, messag
     assert not (tmp_path / "run").exists()
 
 
-def test_model_with_kernel_refuses_attention_dropout():
-    with pytest.raises(ValueError, match=r"attention=cudnn: .*attention_probs_dropout_prob=0\.1"):
-        abstract_parameters(BertConfig(attention_probs_dropout_prob=0.1), attention="cudnn")
-
-
 @pytest.mark.long
 def test_checkpoint_trained_with_pallas_works_without_it(
     corpus_file: Path, vocabulary_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -4,6 +4,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import jax
@@ -14,7 +15,7 @@ from support import models
 from support.gcs import Emulator
 
 from bert_jax.config import load_config
-from bert_jax.errors import InputError
+from bert_jax.errors import BertJaxError, InputError
 from bert_jax.parallel.mesh import make_mesh
 from bert_jax.sections import to_dict
 from bert_jax.text.tokenizer import Tokenizer
@@ -164,6 +165,15 @@ def test_resume_falls_back_to_newest_intact_step(
     checkpointer.save(30, made_state(spec, 30), models.SMALL, {"datasets": ["made"]})
     checkpointer.close()
     assert newest_step(epath.Path(workdir)).name == "30"
+
+
+def test_a_step_that_orbax_does_not_save_is_an_error(workdir: Path, spec: StateSpec, tokenizer: Tokenizer):
+    """Another run has saved a later one."""
+    with (
+        closing(opened(workdir, tokenizer)) as checkpointer,
+        pytest.raises(BertJaxError, match=r"after 25, .*not"),
+    ):
+        checkpointer.save(25, made_state(spec, 25), models.SMALL, {"datasets": ["made"]})
 
 
 def test_without_an_intact_step_nothing_is_moved(workdir: Path, spec: StateSpec, tokenizer: Tokenizer):

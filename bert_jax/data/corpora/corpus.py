@@ -40,6 +40,7 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -52,6 +53,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import text_files
 from bert_jax.files.tables import BadRow, column_type, columnar_file, text_rows
 from bert_jax.files.text_files import Utf8, lines_from, locate, text_format
+from bert_jax.progress import quiet
 from bert_jax.text.tokenizer import Tokenizer, token_dtype
 
 if TYPE_CHECKING:
@@ -123,7 +125,7 @@ def _cuts(path: str, options: CorpusOptions, slice_bytes: int) -> list[tuple[int
             count = len(file.weights)
         if not count:  # Arrow, or an empty split
             return [(0, None, size)]
-    parts = min(count, max(1, size // slice_bytes))
+    parts = max(1, min(count, size // slice_bytes))
     bounds = [count * part // parts for part in range(parts + 1)]
     return [(start, end, size // parts) for start, end in itertools.pairwise(bounds)]
 
@@ -344,17 +346,13 @@ def warn_of_text(slices: Sequence[Slice], options: CorpusOptions, *, lowercase: 
 
     Text that cannot be read is left to the reader of the whole corpus.
     """
-    logging.disable(logging.WARNING)  # all slices are read later, with their warnings and errors
-    try:
+    text = ""
+    with quiet(), suppress(InputError):  # all slices are read later, with their warnings and errors
         text = "\n".join(
             document[:_SAMPLED_CHARACTERS]
             for piece in slices[:: -(-len(slices) // _SAMPLED_SLICES) or 1]
             for document in itertools.islice(read(piece, options), _SAMPLED_DOCUMENTS)
         )
-    except InputError:
-        return
-    finally:
-        logging.disable(logging.NOTSET)
     if len(found := _HTML.findall(text)) * _FREQUENT_HTML > len(text):
         shown = " and ".join(list(dict.fromkeys(found))[:3])
         log.warning("The text has many HTML tags and entities, such as %s, which become tokens: remove them", shown)

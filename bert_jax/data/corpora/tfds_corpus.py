@@ -13,13 +13,12 @@ import functools
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from bert_jax.data.options import TEXT_FIELD
-from bert_jax.errors import InputError
+from bert_jax.errors import InputError, refused
 from bert_jax.files.text_files import Utf8, file_bytes
 
 PREFIX = "tfds:"
@@ -59,7 +58,7 @@ def examples(path: str) -> tuple[int, int]:
     known = [key for key, value in info.features.items() if value.shape == () and value.np_dtype == np.object_]
     if feature not in known:
         raise InputError(f"{path}: unknown text feature {feature!r}; expected one of: {', '.join(sorted(known))}")
-    with _errors(path):  # the message lists the splits or refers to their notation
+    with refused(f"{path}: cannot be read"):  # the message lists the splits or refers to their notation
         files = info.splits[split].file_instructions
     total = sum(file.take for file in files)
     return total, sum(file_bytes(str(file.filename)) * file.take // file.examples_in_shard for file in files)
@@ -75,11 +74,11 @@ def texts(path: str, start: int, end: int | None, utf8: Utf8) -> Iterator[str]:
 
     name, split, feature = parse(path)
     builder = _open(name)
-    with _errors(path):
+    with refused(f"{path}: cannot be read"):
         records = builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
     decoder = tfds.features.FeaturesDict({feature: builder.info.features[feature]})
     for number in range(len(records))[start:end]:
-        with _errors(f"{path}: example {number}"):
+        with refused(f"{path}: example {number}: cannot be read"):
             value = decoder.deserialize_example_np(records[number])[feature]
             if value is not None:  # of an optional feature
                 text = utf8.decode(value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value)
@@ -93,17 +92,9 @@ def _open(name: str) -> Any:
     import tensorflow_datasets as tfds
 
     fix = f"; set TFDS_DATA_DIR, or run tfds build {name} --file_format=array_record where TensorFlow is"
-    with _errors(PREFIX + name, fix):  # not found, an invalid name, another format, or damaged metadata
+    with refused(
+        f"{PREFIX}{name}: cannot be read{fix}"
+    ):  # not found, an invalid name, another format, or damaged metadata
         builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=os.environ.get("TFDS_DATA_DIR") or None)
         builder.info.set_file_format("array_record", override=True, override_if_initialized=True)
     return builder
-
-
-@contextmanager
-def _errors(where: str, fix: str = "") -> Iterator[None]:
-    """Raises the first line of any error of TFDS or ArrayRecord, which are of various classes, as an InputError."""
-    try:
-        yield
-    except Exception as error:
-        reason = f"{error}".strip().partition("\n")[0].rstrip(".")
-        raise InputError(f"{where}: cannot be read ({reason}){fix}") from error

@@ -4,7 +4,6 @@ The loaders are stateless: a run resumes from one integer, and any process can c
 """
 
 import functools
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
@@ -17,6 +16,7 @@ from bert_jax.data.hashing import key_from, permute
 from bert_jax.data.loading.masking import Masking, mask_batch, mask_keys
 from bert_jax.data.loading.packing import most_predictions, pack, pack_batch, pack_lengths
 from bert_jax.errors import InputError
+from bert_jax.progress import available_cores
 
 PACKED_TOGETHER = 1 << 14
 """Instances that are packed together, and whose rows are shuffled together: a random sample of the dataset."""
@@ -379,8 +379,7 @@ class Prefetch(Generic[T]):
     def __init__(self, make: Callable[[int], T], start: int, stop: int):
         import grain
 
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        threads = min(max(cores // _CORES_A_THREAD, 1), _MOST_THREADS)
+        threads = min(max(available_cores() // _CORES_A_THREAD, 1), _MOST_THREADS)
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=threads + _AHEAD)
         steps = grain.MapDataset.range(start, max(start, stop))
         self._items: Any = iter(steps.map(make).to_iter_dataset(options))

@@ -38,7 +38,7 @@ from bert_jax.data.preparation.sorted_runs import Job, Run, tokenize, write_run
 from bert_jax.data.preparation.worker_pool import map_tasks
 from bert_jax.errors import InputError, install_hint
 from bert_jax.files import atomic, provenance, remote
-from bert_jax.progress import Bars, silent
+from bert_jax.progress import Bars, quiet, silent
 from bert_jax.text.sentences import warn_of_language
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -110,13 +110,11 @@ def _open_beam(runner: str, beam_options: Sequence[str]) -> Any:
         if beam_options:
             raise InputError(f"{beam_options[0]}: an option of Beam, and runner=local; pass --runner DirectRunner")
         return None
-    logging.disable(logging.WARNING)  # Beam warns on import if BigQuery is missing
     try:
-        from bert_jax.data.preparation import beam
+        with quiet():  # Beam warns on import if BigQuery is missing
+            from bert_jax.data.preparation import beam
     except ModuleNotFoundError as error:
         raise InputError(f"runner={runner}: {error}; run {install_hint('beam')}") from error
-    finally:
-        logging.disable(logging.NOTSET)
     beam.open_pipeline(runner, beam_options)
     return beam
 

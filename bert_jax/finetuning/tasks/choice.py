@@ -71,7 +71,7 @@ class ChoiceTask(Task):
     def usual_files(self) -> Mapping[str, Sequence[str]]:
         return {
             "train": ("train.csv", "train.tsv", "train.jsonl"),
-            "dev": ("val.csv", "dev.csv", "dev.tsv", "dev.jsonl"),
+            "dev": ("val.csv", "dev.csv", "dev.tsv", "dev.jsonl", "validation.csv", "validation.jsonl"),
             "test": ("test.csv", "test.tsv", "test.jsonl"),
         }
 
@@ -152,12 +152,17 @@ def _choice(row: Mapping[str, Any], number: int, labels: Labels, size: int) -> C
 
 
 def _label(row: Mapping[str, Any], labels: Labels, size: int) -> int | None:
-    """Returns the number of the correct ending; None without one. BadLabel for another value, or a missing one."""
+    """Returns the number of the correct ending; None without one. BadLabel for another value, or a missing one.
+
+    InputError for the number of endings: the labels of the file then count from 1, and all would be read wrongly.
+    """
     label = None if labels == "ignored" else row.get("label")
     if label is None or str(label).removesuffix(".0") in ("", "-1", "nan"):
         if labels == "required":
             raise BadLabel("label is missing")
         return None
+    if str(label).removesuffix(".0") == str(size):
+        raise InputError(f"label {label!r:.60}: labels must count from 0, the last of {size} endings is {size - 1}")
     if str(label).removesuffix(".0") not in map(str, range(size)) or isinstance(label, bool):
         raise BadLabel(f"label {label!r:.60}: expected 0 to {size - 1}")
     return int(float(label))

@@ -38,7 +38,7 @@ _TAG = re.compile(r"O|[BIESLU]-\S.*")
 _WORDS = 65_536  # tokenized at once
 _FILES = {
     "train": ("train.conll", "eng.train", "train.txt"),
-    "dev": ("dev.conll", "eng.testa", "valid.txt", "dev.txt"),
+    "dev": ("dev.conll", "eng.testa", "valid.txt", "dev.txt", "valid.conll", "val.conll", "val.txt"),
     "test": ("test.conll", "eng.testb", "test.txt"),
 }
 
@@ -317,11 +317,12 @@ def entity_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
     Reads IOB1, BIO and BIOES like conlleval (https://www.cnts.ua.ac.be/conll2000/chunking/conlleval.txt), including
     ill-formed tags: B and S begin an entity; I and E do so after O, E, S, or another type. In BILOU, L is E and U is S.
+    A type alone, such as PER, is I-PER.
     """
     spans: list[tuple[str, int, int]] = []
     start, before, kind = 0, OUTSIDE, ""
     for index, tag in enumerate([*tags, OUTSIDE]):
-        prefix, _, this = tag.partition("-")
+        prefix, _, this = tag.partition("-") if "-" in tag or tag == OUTSIDE else ("I", "", tag)
         begins = prefix != OUTSIDE and (prefix in "BSU" or before in "OESLU" or this != kind)
         if before != OUTSIDE and (begins or prefix == OUTSIDE):
             spans.append((kind, start, index))

@@ -236,8 +236,9 @@ class TextTask(Task):
 
     def score(self, split: Split, outputs: Outputs) -> dict[str, float]:
         stacked = np.stack(outputs)
-        predicted = stacked[:, 0] if self.regression else stacked.argmax(axis=-1)
-        return compute_metrics(self.metrics, self._labels(split.examples).tolist(), predicted)
+        if self.regression:  # the labels of the file: fp32 has less digits
+            return compute_metrics(self.metrics, [example.label for example in split.examples], stacked[:, 0])
+        return compute_metrics(self.metrics, self._labels(split.examples).tolist(), stacked.argmax(axis=-1))
 
     def predictions(self, split: Split, outputs: Outputs) -> list[dict[str, Any]]:
         both = zip(split.examples, outputs, strict=True)

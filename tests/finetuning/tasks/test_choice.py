@@ -58,7 +58,7 @@ def test_rows_of_each_format(name: str, lines: tuple, labels: str, expected: Cho
         ({"endings": ["a", ""]}, "endings"),
         ({"endings": ["a", "b", "c"]}, "2 endings, got 3"),
         ({"label": None}, "label"),
-        ({"label": 2}, "label 2: "),
+        ({"label": 3}, "label 3: "),
         ({"label": True}, "label True: "),
         ({"label": "b"}, "label 'b': "),
     ],
@@ -70,6 +70,14 @@ def test_bad_rows_are_named_and_skipped(tmp_path: Path, change: dict, problem: s
     assert bad_rows.counts == {str(path): 1}
     with pytest.raises(InputError, match=rf"^{path}:2: .*{problem}"):
         read(path)
+
+
+@pytest.mark.parametrize("label", [2, "2", 2.0])
+def test_labels_that_count_from_1_are_refused(tmp_path: Path, label: object):
+    """All others would be taken for the next ending."""
+    path = write(tmp_path / "a.jsonl", json.dumps(OWN), json.dumps({**OWN, "label": label}))
+    with pytest.raises(InputError, match=rf"^{path}:2: label .*count from 0"):
+        read(path, BadRows())
 
 
 def test_files_of_other_formats_are_refused(tmp_path: Path):

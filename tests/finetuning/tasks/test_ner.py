@@ -142,6 +142,11 @@ def test_bio_by_hand():
     assert to_bio(["B-A", "L-A", "U-A", "O", "B-B", "I-B", "L-B", "U-A"]) == bio  # BILOU
 
 
+def test_a_tag_without_a_prefix_is_inside():
+    """As some models of others have them."""
+    assert entity_spans(["PER", "PER", "O", "LOC", "PER"]) == [("PER", 0, 2), ("LOC", 3, 4), ("PER", 4, 5)]
+
+
 def test_predictions_as_conlleval_reads_them(tmp_path: Path):
     sentences = [TaggedSentence(("a", "b"), ("B-A", "O"), 0, "1"), TaggedSentence(("c",), ("O",), 0, "2")]
     write_conll(epath.Path(tmp_path / "out"), sentences, [["B-A", "I-A"], ["O"]])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support import squad_examples
 
-from bert_jax.errors import BertJaxError, InputError
+from bert_jax.errors import InputError
 from bert_jax.finetuning.task import BadRows, Split
 from bert_jax.finetuning.tasks.squad import (
     Answers,
@@ -302,13 +302,6 @@ def test_a_paragraph_without_a_token_has_no_answer(tokenizer: Tokenizer):
     logits[0] = -3
     for version_2 in (False, True):
         assert answer_questions(questions, windows, [logits], version_2=version_2).texts == [""]
-
-
-def test_logits_that_are_not_finite_are_refused(tokenizer: Tokenizer):
-    questions, windows, logits = one_window(tokenizer, "old fox")
-    logits[2, 0] = math.nan
-    with pytest.raises(BertJaxError, match=r"\bq\b"):
-        answer_questions(questions, windows, [logits])
 
 
 def real(data_dir: Path, name: str, vocab: str, every: int = 1) -> tuple[list[Question], list[Window], Answers]:

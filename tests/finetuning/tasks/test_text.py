@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.task import BadRows
+from bert_jax.finetuning.batches import EncodedExamples
+from bert_jax.finetuning.task import BadRows, Split
 from bert_jax.finetuning.tasks import text as metrics
 from bert_jax.finetuning.tasks.text import TextExample, TextTask
 
@@ -117,6 +118,15 @@ def test_scores_are_finite_numbers(tmp_path: Path, label: object):
     path, bad_rows = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, rows))), BadRows()
     assert [example.label for example in read(path, SCORES, bad_rows)] == [-2.0, 3.0]
     assert bad_rows.counts == {str(path): 1}
+
+
+def test_scores_are_compared_with_all_their_digits():
+    """Unix times differ by less than fp32's step of 128."""
+    examples = [TextExample(str(second), "a", label=1.7e9 + second) for second in range(50)]
+    split = Split("dev", examples, EncodedExamples([]), is_labelled=True)
+    assert SCORES.score(split, [np.array([second], np.float32) for second in range(50)]) == pytest.approx(
+        {"spearman": 1.0, "pearson": 1.0}
+    )
 
 
 def test_files_without_a_row_or_a_second_class_are_refused(tmp_path: Path):
