@@ -118,7 +118,7 @@ class RunConfig(Section):
     """The keys of any run."""
 
     seed: Seed = 0  # Seeds new parameters, data order, masks and dropout.
-    # Computes in float32, bfloat16, or auto: bfloat16 on TPU and GPU. Parameters are always float32. In float32, JAX still
+    # Computes in float32, bfloat16, or auto: bfloat16 on TPU and GPU. Parameters are always float32. With float32, JAX
     # rounds the operands of products on TPU and GPU, unless JAX_DEFAULT_MATMUL_PRECISION=highest is set.
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     global_batch_size: BatchSize = 256  # Rows per step, over all devices and microbatches.
