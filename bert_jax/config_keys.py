@@ -79,13 +79,6 @@ class MeshKeys(Section):
     zero1: bool | Literal["auto"] = "auto"
 
 
-class CheckpointKeys(Section):
-    """Checkpoints."""
-
-    every_steps: Positive = 5_000  # Steps; also saved at the end of each phase and on SIGTERM.
-    keep: Positive = 3  # Newest checkpoints kept; milestones are never deleted.
-
-
 def _are_first_and_last(steps: str) -> bool:
     match = re.fullmatch("([1-9][0-9]*):([0-9]+)", steps)
     return not steps or (match is not None and int(match[1]) <= int(match[2]))
@@ -104,12 +97,6 @@ class TrackingKeys(Section):
     wandb_project: str = ""  # A project of Weights & Biases, which the run is logged to as well; "": none.
 
 
-class DataKeys(Section):
-    """Data."""
-
-    path: str = ""  # The folder of the data.
-
-
 def _is_cache(setting: str) -> bool:
     return setting in ("auto", "none") or "/" in setting  # "off" would be a folder's name
 
@@ -121,7 +108,6 @@ class RunConfig(Section):
     # Computes in float32, bfloat16, or auto: bfloat16 on TPU and GPU. Parameters are always float32. With float32, JAX
     # rounds the operands of products on TPU and GPU, unless JAX_DEFAULT_MATMUL_PRECISION=highest is set.
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    global_batch_size: BatchSize = 256  # Rows per step, over all devices and microbatches.
     gradient_accumulation: PositiveOrOpen = 1  # Microbatches per step.
     log_every_steps: Positive = 100  # Steps between logged rows of metrics.
     # Stops a run after so many skipped updates (non-finite loss or gradient) in a row.
@@ -132,11 +118,7 @@ class RunConfig(Section):
     # Minutes without a step before the watchdog dumps all thread stacks; 0: never.
     stall_minutes: Annotated[float, Must("a number of minutes, or 0", lambda x: 0 <= x < math.inf)] = 10.0
     stall_exit: bool = False  # True: the run then ends with status 1.
-    # A checkpoint to initialize the parameters from; the optimizer is fresh.
-    init: str = ""
     model: ModelKeys = ModelKeys()
-    data: DataKeys = DataKeys()
-    optimizer: OptimizerKeys = OptimizerKeys()
     mesh: MeshKeys = MeshKeys()  # Devices along each axis; -1 infers one of them.
     # Attention is xla, or a kernel that keeps no seq_len x seq_len array: pallas on TPU, with the dropout masks of xla;
     # splash on TPU, for long sequences and local layers, or cudnn on GPU, both without dropout
@@ -150,7 +132,6 @@ class RunConfig(Section):
     # True scans over the layers; False unrolls them, which compiles longer and is faster. auto unrolls up to 12 layers
     # on a CPU and 24 on a TPU without both fsdp and tensor, and scans otherwise.
     scan_layers: bool | Literal["auto"] = "auto"
-    checkpoint: CheckpointKeys = CheckpointKeys()
     profile: ProfileKeys = ProfileKeys()
     tracking: TrackingKeys = TrackingKeys()
 
@@ -224,7 +205,7 @@ def _are_weights(weights: str | tuple[float, ...]) -> bool:
     return not isinstance(weights, str) or re.fullmatch(r"size\*\*(0|1|0?\.[0-9]+|1\.0+)", weights) is not None
 
 
-class PretrainDataKeys(DataKeys):
+class PretrainDataKeys(Section):
     """Prepared datasets and their rows."""
 
     path: str = ""  # The folder of a prepared dataset, or several, separated by commas.
@@ -258,9 +239,11 @@ def _are_different_steps(steps: tuple[int, ...]) -> bool:
     return min(steps, default=0) >= 0 and len({*steps}) == len(steps)
 
 
-class PretrainCheckpointKeys(CheckpointKeys):
+class PretrainCheckpointKeys(Section):
     """Checkpoints."""
 
+    every_steps: Positive = 5_000  # Steps; also saved at the end of each phase and on SIGTERM.
+    keep: Positive = 3  # Newest checkpoints kept; milestones are never deleted.
     # Steps whose checkpoints are saved and never deleted, such as 0,512,1000; 0 is the initial state.
     milestones: Annotated[tuple[int, ...], Must("different steps of at least 0", _are_different_steps)] = ()
     milestone_every_steps: NotNegative = 0  # Steps: multiples are milestones, too, and 0 is one; 0: none.
@@ -351,7 +334,7 @@ def _typed_phase(name: str, phase: Mapping[str, object], whole: PretrainConfig) 
 # --- Fine-tuning -------------------------------------------------------------------------------------------------
 
 
-class FinetuneDataKeys(DataKeys):
+class FinetuneDataKeys(Section):
     """The task's files and their batches."""
 
     path: str = ""  # The task's folder.
@@ -403,7 +386,7 @@ class FinetuneOptimizerKeys(OptimizerKeys):
     warmup_proportion: ShareBelow1 = 0.1  # Share of all steps, linear from 0.
 
 
-class FinetuneCheckpointKeys(CheckpointKeys):
+class FinetuneCheckpointKeys(Section):
     """Checkpoints."""
 
     every_steps: Positive = 1_000  # Steps; also saved at the end and on SIGTERM.

@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from etils import epath
@@ -56,24 +56,18 @@ class ChoiceTask(Task):
     name: str = "choice"
     kind: str = "choose"
     size: int = 0  # a field here, a property in Task
+    metrics: ClassVar[Sequence[str]] = ("accuracy",)
+    usual_files: ClassVar[Mapping[str, Sequence[str]]] = {
+        "train": ("train.csv", "train.tsv", "train.jsonl"),
+        "dev": ("val.csv", "dev.csv", "dev.tsv", "dev.jsonl", "validation.csv", "validation.jsonl"),
+        "test": ("test.csv", "test.tsv", "test.jsonl"),
+    }
 
     @classmethod
     def from_config(cls, config: FinetuneConfig) -> Self:
         return cls(max_seq_len=config.task.max_seq_len)
 
-    @property
-    def metrics(self) -> tuple[str, ...]:
-        return ("accuracy",)
-
     # --- Files --------------------------------------------------------------------------------------------------------
-
-    @property
-    def usual_files(self) -> Mapping[str, Sequence[str]]:
-        return {
-            "train": ("train.csv", "train.tsv", "train.jsonl"),
-            "dev": ("val.csv", "dev.csv", "dev.tsv", "dev.jsonl", "validation.csv", "validation.jsonl"),
-            "test": ("test.csv", "test.tsv", "test.jsonl"),
-        }
 
     def read_training(self, path: str, bad_rows: BadRows) -> tuple[Self, list[ChoiceExample]]:
         examples = self.read(path, bad_rows, split="train")

@@ -17,7 +17,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from etils import epath
@@ -36,11 +36,6 @@ OUTSIDE = "O"
 _DOCUMENT = b"-DOCSTART-"
 _TAG = re.compile(r"O|[BIESLU]-\S.*")
 _WORDS = 65_536  # tokenized at once
-_FILES = {
-    "train": ("train.conll", "eng.train", "train.txt"),
-    "dev": ("dev.conll", "eng.testa", "valid.txt", "dev.txt", "valid.conll", "val.conll", "val.txt"),
-    "test": ("test.conll", "eng.testb", "test.txt"),
-}
 
 
 @dataclass(frozen=True)
@@ -69,6 +64,11 @@ class NerTask(Task):
     kind: str = "tag"
     tags: tuple[str, ...] = ()
     document_context: bool = False
+    usual_files: ClassVar[Mapping[str, Sequence[str]]] = {
+        "train": ("train.conll", "eng.train", "train.txt"),
+        "dev": ("dev.conll", "eng.testa", "valid.txt", "dev.txt", "valid.conll", "val.conll", "val.txt"),
+        "test": ("test.conll", "eng.testb", "test.txt"),
+    }
 
     @classmethod
     def from_config(cls, config: FinetuneConfig) -> Self:
@@ -83,10 +83,6 @@ class NerTask(Task):
         return ("f1", "precision", "recall", *(f"f1_{tag[2:]}" for tag in self.tags if tag.startswith("B-")))
 
     # --- Files --------------------------------------------------------------------------------------------------------
-
-    @property
-    def usual_files(self) -> Mapping[str, Sequence[str]]:
-        return _FILES
 
     def read_training(self, path: str, bad_rows: BadRows) -> tuple[Self, list[TaggedSentence]]:
         sentences = self.read(path, bad_rows, split="train")
@@ -104,7 +100,7 @@ class NerTask(Task):
             rows = TextTask(texts=("text",)).read(path, bad_rows, labels="ignored", columns=columns)
             return [_split_words(row.text_a, row.id, number) for number, row in enumerate(rows)]
         name = os.path.basename(path).lower()
-        is_usual = name in itertools.chain(*_FILES.values()) or named_format(path) == "tsv"
+        is_usual = name in itertools.chain(*self.usual_files.values()) or named_format(path) == "tsv"
         if labels == "ignored" and not is_usual and (name.endswith(".txt") or named_format(path)):
             raise InputError(f"{path}: expected a word a line (.conll, .tsv); name the column of a table with --text")
         return self._read_conll(path, bad_rows, labels)

@@ -27,7 +27,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from etils import epath
@@ -242,6 +242,7 @@ class SquadTask(Task):
 
     name: str = "squad/1.1"
     kind: str = "span"
+    size: ClassVar[int] = 2  # start and end
     max_seq_len: int = 384
     doc_stride: int = 128
     max_query_length: int = 64
@@ -266,10 +267,6 @@ class SquadTask(Task):
     def version_2(self) -> bool:
         """True if a question may have no answer (SQuAD 2.0)."""
         return self.name.endswith("/2.0")
-
-    @property
-    def size(self) -> int:
-        return 2
 
     @property
     def metrics(self) -> tuple[str, ...]:
