@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import fsspec
 from etils import epath
 
-from bert_jax.errors import BertJaxError, InputError
+from bert_jax.errors import BertJaxError, InputError, exit_status
 
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}  # scheme: the package that opens it
 _DENIED = re.compile("forbidden|anonymous|credential|unauthorized", re.IGNORECASE)  # in untyped errors of stores
@@ -96,8 +96,10 @@ def exists(path: epath.Path) -> bool:
         if is_remote(path):
             return bool(path.exists())
         try:
-            os.stat(path)  # `exists` takes every error for absence, a stale NFS handle as well
-        except (FileNotFoundError, NotADirectoryError):
+            os.stat(path)
+        except (OSError, ValueError) as error:  # `Path.exists` takes all for absence, a stale NFS handle as well
+            if isinstance(error, OSError) and exit_status(error) == 1:
+                raise
             return False
         return True
 
