@@ -77,7 +77,7 @@ def get_config(folder: str = ""):
     run = Path(folder) / "run"
     steps = milestones(run) if folder else []
     has_ended = bool(steps) and steps[-1] == read_config(run).total_steps
-    config.title = "The long run of BERT-Tiny"
+    config.title = "The long run"
     config.rows = tuple(
         StudyRow(
             f"step {step}", checkpoint=str(run / "checkpoints" / str(step)),
