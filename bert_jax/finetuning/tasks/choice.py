@@ -59,7 +59,7 @@ class ChoiceTask(Task):
     metrics: ClassVar[Sequence[str]] = ("accuracy",)
     usual_files: ClassVar[Mapping[str, Sequence[str]]] = {
         "train": ("train.csv", "train.tsv", "train.jsonl"),
-        "dev": ("val.csv", "dev.csv", "dev.tsv", "dev.jsonl", "validation.csv", "validation.jsonl"),
+        "dev": ("val.csv", "dev.csv", "dev.tsv", "dev.jsonl", "validation.csv", "validation.tsv", "validation.jsonl"),
         "test": ("test.csv", "test.tsv", "test.jsonl"),
     }
 
