@@ -171,7 +171,8 @@ def main() -> None:
             row |= {f"{task}_mean": cell["mean"], f"{task}_deviation": cell["deviation"], task: cell["values"]}
         tables["ends" if step in ends else "milestones"][step] = row
     for name, columns in (("milestones", COLUMNS), ("ends", COLUMNS_OF_ENDS)):
-        record.set_table(name, columns, [row for _, row in sorted(tables[name].items())])
+        if rows := [row for _, row in sorted(tables[name].items())]:  # a shorter run has no milestone but its ends
+            record.set_table(name, columns, rows)
     evaluations = [row for row in metrics if row.get("split") == "eval"]
     curves = {
         length: [
@@ -181,7 +182,7 @@ def main() -> None:
         for length, plan in zip(LENGTHS, plan_phases(config), strict=True)
     }  # fmt: skip
     draw(tables["milestones"].values(), tables["ends"].values(), curves, options.figure)
-    print(record.render("milestones"), record.render("ends"), sep="\n\n")
+    print(*map(record.render, record.content["tables"]), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -28,9 +28,11 @@ def evaluate(checkpoint: Checkpoint, data: FileOrFolder, *, batch_size: int = 64
     """
     from bert_jax.finetuning.fine_tuned import evaluate_finetuned
     from bert_jax.inference.pretrained import open_model_of
+    from bert_jax.runtime.processes import check_agreement
     from bert_jax.training.evaluation import evaluate_checkpoint
 
     found = open_model_of(checkpoint)
+    check_agreement("checkpoint", found.path.name)
     score = evaluate_checkpoint if found.task is None else evaluate_finetuned
     return Result(score(found, data, batch_size=batch_size, bars=bars))
 

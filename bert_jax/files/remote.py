@@ -9,7 +9,7 @@ import io
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -106,8 +106,9 @@ def exists(path: epath.Path) -> bool:
 
 def children(folder: epath.Path) -> list[epath.Path]:
     """Returns what is directly in a folder, sorted; [] without such a folder. Raises as `store_errors` does."""
-    with store_errors(folder):
-        return sorted(folder.iterdir()) if (is_remote(folder) or exists(folder)) and folder.is_dir() else []
+    with store_errors(folder), suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(folder.iterdir())
+    return []
 
 
 def is_taken(folder: epath.Path) -> bool:

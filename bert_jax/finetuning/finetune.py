@@ -80,9 +80,9 @@ def finetune(
 
     Raises:
       InputError: the config, the checkpoint, the task's files and the devices are inconsistent, or the workdir holds
-        another run or is in use.
+        another run.
       Interrupted: SIGTERM or SIGINT was received; the state is saved.
-      BertJaxError: too many consecutive steps were not finite; the state is saved.
+      BertJaxError: too many consecutive steps were not finite, and the state is saved; or the workdir is in use.
     """
     checked("config", FinetuneConfig, config)
     if not (config.search.learning_rates or config.search.seeds):

@@ -160,9 +160,9 @@ def any_process(condition: bool) -> bool:
     return bool(multihost_utils.process_allgather(np.array(condition)).any())
 
 
-def check_agreement(name: str, value: object) -> None:
-    """Raises BertJaxError in all processes unless the text of `value` is the same in all; all have to call it."""
-    mine = np.frombuffer(hashlib.sha256(str(value).encode()).digest(), np.uint8)
+def check_agreement(name: str, value: str) -> None:
+    """Raises BertJaxError in all processes unless `value` is the same in all; all have to call it."""
+    mine = np.frombuffer(hashlib.sha256(value.encode()).digest(), np.uint8)
     if any_process(not np.array_equal(multihost_utils.broadcast_one_to_all(mine), mine)):
         raise BertJaxError(f"{name}: {value} here, and another in another process; {RESTART_ADVICE}")
 

@@ -28,8 +28,9 @@ class WorkdirLock:
     On a disk it is an advisory lock of the operating system on a file, which ends with its process. A store has no
     locks: there the run that begins last owns the workdir, and the one before ends when it confirms its ownership.
 
-    Raises InputError if another run owns the workdir on a disk, and in a process that does not see the folder of
-    process 0: each folder would have only the checkpoint shards of its host, and the run could not resume.
+    Raises BertJaxError if another run owns the workdir on a disk: NFS may keep the lock of a machine that is gone for
+    some minutes, after which the command works. Raises InputError in a process that does not see the folder of process
+    0: each folder would have only the checkpoint shards of its host, and the run could not resume.
     """
 
     def __init__(self, folder: epath.Path):
@@ -56,10 +57,8 @@ class WorkdirLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self.close()
-            owner = self._owner()
-            kind = InputError if f" on {socket.gethostname()}," in owner else BertJaxError  # the host may be gone
             fix = f"stop it, use another folder, or delete {self._path} if its machine is gone"
-            raise kind(f"{self._name}: is in use by {owner}; {fix}") from error
+            raise BertJaxError(f"{self._name}: is in use by {self._owner()}; {fix}") from error
         except OSError as error:
             log.warning("%s: has no locks (%s); a second run there would not be noticed", self._name, error)
         os.truncate(self._file, 0)

@@ -71,9 +71,9 @@ def pretrain(
       trackers: receivers of the metrics, in process 0; closed at the end.
 
     Raises:
-      InputError: config, dataset and devices do not match, or the workdir holds another run or is in use.
+      InputError: config, dataset and devices do not match, or the workdir holds another run.
       Interrupted: a stop signal was received, such as SIGTERM; the state is saved.
-      BertJaxError: too many non-finite steps in a row; the state is saved.
+      BertJaxError: too many non-finite steps in a row, and the state is saved; or the workdir is in use.
     """
     checked("config", PretrainConfig, config)
     with begin_run(config, workdir, "pretrain", stop=stop, bars=bars, trackers=trackers) as run:

@@ -80,7 +80,7 @@ class Run:
     def enter_workdir(self) -> None:
         """Makes the workdir if needed and locks it; all processes have to call it.
 
-        Raises InputError if the folder is a file, is in use by another run, or is not shared by all processes.
+        Raises InputError if the folder is a file, or is not shared by all processes, and as `WorkdirLock` does.
         """
         check_place(self.folder)
         if is_first() and remote.exists(self.folder) and not self.folder.is_dir():

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from processes import bert_jax
 from support import child_processes, helpers
 
 from bert_jax.config import load_config
+from bert_jax.model import BertConfig
+from bert_jax.sections import to_dict
+from bert_jax.tracking.throughput import training_flops
 from bert_jax.training.phases import plan_phases
 
 PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -30,6 +34,21 @@ def test_phases_have_400_million_tokens_in_rows_of_32_and_128():
     ]
     assert sum(tokens) == pytest.approx(400e6, rel=1e-4)
     assert tokens[0] == pytest.approx(3 * tokens[1], rel=1e-3)
+
+
+def test_bert_mini_has_the_flops_of_the_run_that_ended():
+    """Compares the two commands of the page."""
+    page = (helpers.REPOSITORY / "docs" / "numbers" / "long_run.md").read_text()
+    flops = []
+    for command in re.findall(r"benchmarks/long_run\.sh runs/\w+ [^`]+", page):
+        plans = plan_phases(load_config(str(SCRIPT.with_suffix(".py")), re.findall(r"--config\.(\S+)=(\S+)", command)))
+        flops.append(0.0)
+        for plan, length in zip(plans, (32, 128), strict=True):
+            rows = (plan.stop - plan.start) * plan.config.global_batch_size
+            model = BertConfig(**{**to_dict(plan.config.model), "vocab_size": 30_522})
+            flops[-1] += rows * training_flops(model, length, round(plan.config.objective.mask_rate * length))
+    assert len(flops) == 2
+    assert flops[1] == pytest.approx(flops[0], rel=1e-3)
 
 
 def test_a_pause_costs_nothing_and_each_phase_has_its_own_step_time():

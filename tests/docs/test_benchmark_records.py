@@ -81,12 +81,15 @@ def test_figures_of_the_quickstart_are_those_of_its_record(page: str, figures: t
         assert figure.format_map(quickstart()) in text
 
 
-def test_figures_of_the_long_run_are_those_of_its_record():
-    rows = json.loads((BENCHMARKS / "results" / "long_run.json").read_text())["tables"]["ends"]["rows"]
+def test_figures_of_the_long_runs_are_those_of_their_records():
+    rows, (mini,) = (
+        json.loads((BENCHMARKS / "results" / f"{name}.json").read_text())["tables"]["ends"]["rows"]
+        for name in ("long_run", "long_run_mini")
+    )
     text = (REPOSITORY / "README.md").read_text()
     assert "from {million_tokens:.0f} M tokens".format_map(rows[-1]) in text
     assert "after {core_hours:.1f} core-hours".format_map(rows[-1]) in text
-    for row in (rows[0], rows[-1]):
+    for row in (rows[0], rows[-1], mini):
         cells = [f"{row[f'{task}_mean']:.1f} ± {row[f'{task}_deviation']:.1f}" for task in ("STS-B", "SST-2", "MRPC")]
         assert f"| {row['mlm_loss_128']:.2f} nats | {' | '.join(cells)} |" in text
 

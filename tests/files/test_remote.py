@@ -60,7 +60,8 @@ def test_an_error_is_not_taken_for_absence(tmp_path: Path, monkeypatch: pytest.M
     folder = epath.Path(tmp_path)
     assert (remote.children(folder / "none"), remote.exists(folder / "none")) == ([], False)
     assert remote.exists(folder)
-    monkeypatch.setattr(os, "stat", stale)
+    for function in ("stat", "listdir"):
+        monkeypatch.setattr(os, function, stale)
     for read in (remote.exists, remote.children, remote.is_taken):
         with pytest.raises(OSError, match=str(tmp_path)):
             read(folder)

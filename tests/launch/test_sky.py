@@ -64,7 +64,7 @@ def run(command: str, device: str = "tpu", nodes: str = "1") -> subprocess.Compl
 
 
 def test_a_command_of_several_lines_is_one_command():
-    """As the guides have it, within the quotation marks of --env."""
+    """A line break within the quotation marks of --env, as the guides have it, ended the command."""
     done = run("printf '%s|' --workdir=gs://a\n    --config.data.path=gs://b\n  --config.seed=1")
     assert (done.returncode, done.stdout) == (0, "--workdir=gs://a|--config.data.path=gs://b|--config.seed=1|")
 

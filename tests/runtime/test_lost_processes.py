@@ -110,11 +110,11 @@ def test_all_wait_for_what_one_process_does_alone_at_the_end(seconds: int):
 
 
 def test_processes_that_find_different_checkpoints_end():
-    """As with the workdir of a run that still saves, or a listing that NFS has cached."""
+    """Cases are the workdir of a run that still saves, and a listing that NFS has cached."""
     body = """from bert_jax.runtime.processes import BertJaxError, check_agreement
     check_agreement("init", "same")
     try:
-        check_agreement("step", 5 + number)
+        check_agreement("step", str(5 + number))
     except BertJaxError as error:
         print(error, file=sys.stderr)"""
     for number, written in enumerate(finish(together(body))):

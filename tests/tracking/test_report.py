@@ -217,12 +217,13 @@ def test_searches_studies_and_compiled_steps_have_tables(tmp_path: Path):
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "table.json").write_text(json.dumps(study))
     phase = {"topology": "v5e:2x2", "first_step": 1, "last_step": 9, "fits": True, "estimate": {"seconds": 0.5}}
-    (tmp_path / "step.json").write_text(json.dumps({"phases": [phase]}))
+    (tmp_path / "step.json").write_text(json.dumps({"phases": [phase, {**phase, "estimate": None, "fits": False}]}))
     page = page_of(tmp_path, str(search), str(tmp_path / "study"), str(tmp_path / "step.json"))
     assert cells(page, "1e-5") == ["1e-5", "0.75", "0.7", "0.8"]
     assert cells(page, "row") == ["row", "topic", "±", "paper"]
     assert cells(page, "MLM") == ["MLM", "50.5", "1.5", "84.4"]
-    assert cells(page, "seconds") == ["seconds", "0.5"]
+    assert cells(page, "seconds") == ["seconds", "0.5", "–"]
+    assert cells(page, "fits") == ["fits", "True", "False"]
 
 
 def test_steps_without_finite_losses_have_no_objective(tmp_path: Path):

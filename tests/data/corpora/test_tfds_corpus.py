@@ -207,6 +207,8 @@ def test_a_dataset_that_was_converted_in_place_is_read(copy):
     set_formats(copy, "tfrecord", "array_record")
     tfds_corpus._open.cache_clear()
     assert documents("tfds:fables:train[:9]") == expected
+    with pytest.raises(InputError, match=r"^tfds:fables:test\[:1%\]:"):
+        documents("tfds:fables:test[:1%]")  # none of five
 
 
 def test_files_that_are_damaged(copy):

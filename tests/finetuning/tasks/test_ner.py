@@ -143,7 +143,7 @@ def test_bio_by_hand():
 
 
 def test_a_tag_without_a_prefix_is_inside():
-    """As some models of others have them."""
+    """Models of `transformers` may have such tags."""
     assert entity_spans(["PER", "PER", "O", "LOC", "PER"]) == [("PER", 0, 2), ("LOC", 3, 4), ("PER", 4, 5)]
 
 
