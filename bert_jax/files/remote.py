@@ -107,7 +107,8 @@ def exists(path: epath.Path) -> bool:
 def children(folder: epath.Path) -> list[epath.Path]:
     """Returns what is directly in a folder, sorted; [] without such a folder. Raises as `store_errors` does."""
     with store_errors(folder), suppress(FileNotFoundError, NotADirectoryError):
-        return sorted(folder.iterdir())
+        if not is_remote(folder) or folder.is_dir():  # a store lists an object as its own content
+            return sorted(folder.iterdir())
     return []
 
 
