@@ -4,7 +4,8 @@
 
 Three quarters of the tokens are in rows of 32, for the reason in `reference_cpu.py`. The learning rate is constant
 until the last fifth of the steps, so that a run may end early: with a smaller total_steps, whose last fifth begins
-after its newest checkpoint, it goes on as if it had never been meant to be longer.
+after its newest checkpoint, it goes on as if it had never been meant to be longer. The positions that the rows of 128
+add start as copies of the trained 32.
 """
 
 from bert_jax.configs import bert_tiny
@@ -22,6 +23,7 @@ def get_config():
         {"steps": -1, "data.path": "", "global_batch_size": TOKENS_PER_STEP // 128},
     )
     config.total_steps = sum(steps.values())
+    config.repeat_positions = True
     optimizer = config.optimizer
     optimizer.name, optimizer.learning_rate = "muon", 2e-3
     optimizer.b2 = 0.98

@@ -29,6 +29,7 @@ TRIALS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sentence order": ({}, {"pairs": "-sop"}),
     "linear decay": ({"optimizer.schedule": "linear"}, {}),
     "128 tokens only": ({}, {"lengths": False}),
+    "repeated positions": ({"repeat_positions": True}, {}),
     **{f"next tokens first, {share:.0%}": ({}, {"clm": share}) for share in (0.25, 0.5, 0.75)},
     **{
         f"{name}, {rate:g}": ({"optimizer.name": name, "optimizer.learning_rate": rate}, {})

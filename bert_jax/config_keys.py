@@ -300,6 +300,9 @@ class PretrainConfig(RunConfig):
     init_missing_heads: bool = False  # True: heads missing there are initialized from the seed; False: refused.
     # Dicts of overrides with their steps: ({"steps": 900_000, "data.path": "data128"}, ...).
     phases: tuple[Mapping[str, object], ...] = ()
+    # True: the new positions of a phase with longer rows than those before start as copies of the trained ones, as with
+    # init; False: as random as they were.
+    repeat_positions: bool = False
     checkpoint: PretrainCheckpointKeys = PretrainCheckpointKeys()
     tracking: PretrainTrackingKeys = PretrainTrackingKeys()
 

@@ -90,18 +90,21 @@ def initialize_from(checkpoint: Checkpoint, spec: StateSpec) -> TrainState:
     if "transform" in parts and (transform := _load_transform(checkpoint, spec)):
         loaded = {**loaded, "transform": transform}
     if after > before:
-        log.info(
-            "Positions: %d instead of %d; the embeddings of positions %d to %d start as copies of those from 0",
-            after, before, before, after - 1,
-        )  # fmt: skip
-        repeat = jax.jit(
-            lambda table: table[jnp.arange(after) % before], out_shardings=shardings["embeddings"]["position"]
-        )
-        table = repeat(loaded["embeddings"]["position"])
-        loaded = {**loaded, "embeddings": {**loaded["embeddings"], "position": table}}
+        loaded = repeat_positions(loaded, before, spec.abstract.parameters)
     if missing := [part for part in parts if part not in loaded]:
         log.info("Initialized randomly from the seed: %s", ", ".join(missing))
     return spec.make(loaded)
+
+
+def repeat_positions(parameters: Parameters, trained: int, like: Parameters | None = None) -> Parameters:
+    """Returns the parameters with position embeddings that repeat the `trained` first ones.
+
+    Their number and sharding are those of `like`, parameters or their shapes; by default as before.
+    """
+    embeddings, table = parameters["embeddings"], (like or parameters)["embeddings"]["position"]
+    log.info("Positions %d to %d start as copies of those from 0", trained, len(table) - 1)
+    repeat = jax.jit(lambda rows: rows[jnp.arange(len(table)) % trained], out_shardings=table.sharding)
+    return {**parameters, "embeddings": {**embeddings, "position": repeat(embeddings["position"])}}
 
 
 def _load_transform(checkpoint: Checkpoint, spec: StateSpec) -> Parameters:

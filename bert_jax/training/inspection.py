@@ -19,6 +19,7 @@ from bert_jax.parallel.sharding import make_forward_step, parameter_shardings
 from bert_jax.sections import from_mapping
 from bert_jax.tracking.throughput import key_values
 from bert_jax.training.checkpoints import Checkpoint, complete_steps, read_checkpoint
+from bert_jax.training.initialization import repeat_positions
 from bert_jax.training.objectives import LOGITS_BYTES, make_objective, weighted_cross_entropy
 from bert_jax.training.phases import Phase, open_phases
 from bert_jax.training.run import CONFIG_FILE, claim_workdir, workdir_path
@@ -108,6 +109,8 @@ def _compute_losses(checkpoint: Checkpoint, batch: HostBatch, phase: Phase) -> d
     # With all heads (None): the step may begin to train one that the checkpoint does not list.
     parameters, (count, predictions) = checkpoint.load_parameters(shardings, heads=None), batch["masked_ids"].shape
     most = max(1, min(MOST_ROWS, LOGITS_BYTES // (4 * predictions * model.padded_vocab_size)))
+    if phase.repeated and checkpoint.step <= phase.start:  # as the phase begins
+        parameters = repeat_positions(parameters, phase.repeated)
     parts = []
     for rows in np.split(np.arange(count), range(most * mesh.size, count, most * mesh.size)):
         rows = np.resize(rows, -(-len(rows) // mesh.size) * mesh.size)

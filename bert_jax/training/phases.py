@@ -87,6 +87,7 @@ class Phase(Plan):
       train_loader: the batches of its steps.
       eval_loader: the batches of an evaluation.
       dataset_hashes: a hash of the rows of each phase up to this one, equal for equal rows.
+      repeated: the positions, from the first, that the others start as copies of (`repeat_positions`); 0: none do.
     """
 
     datasets: tuple[PreparedDataset, ...]
@@ -94,6 +95,7 @@ class Phase(Plan):
     train_loader: TrainLoader
     eval_loader: EvalLoader
     dataset_hashes: tuple[str, ...]
+    repeated: int
 
     @property
     def seq_len(self) -> int:
@@ -162,6 +164,12 @@ def open_phases(config: PretrainConfig, mesh: AnyMesh, platform: str | None = No
         seq_len = opened[0].info.seq_len
         fitted = fit_plan(plan, mesh, seq_len, opened[0].tokenizer.vocab_size, str(opened[0].folder), platform)
         phases.append(_open_phase(*fitted, opened, phases))
+    has_new = any(phase.repeated for phase in phases) and phases[0].model.position_embedding_type == "absolute"
+    if config.repeat_positions and (config.init or not has_new):
+        raise InputError(
+            "repeat_positions=True: requires learned positions, no init, whose positions repeat anyway, and a phase "
+            "with longer rows than those before it; set it to False"
+        )
     target = config.target
     is_possible = 0 < target.value <= (1 if target.metric.endswith("accuracy") else math.inf)
     if target != type(target)() and not (is_possible and any(_is_measured(target.metric, one) for one in phases)):
@@ -230,8 +238,10 @@ def _open_phase(plan: Plan, model: BertConfig, datasets: Sequence[PreparedDatase
         batches=config.eval_batches,
         left_to_right=config.objective.lm == "ltr",
     )
-    read = before[-1].dataset_hashes if before else ()
-    return Phase(plan.start, plan.stop, config, tuple(datasets), model, train_loader, eval_loader, (*read, rows_hash))
+    read = (*before[-1].dataset_hashes, rows_hash) if before else (rows_hash,)
+    trained = max((phase.seq_len for phase in before), default=0)
+    repeated = trained if config.repeat_positions and trained < datasets[0].info.seq_len else 0
+    return Phase(plan.start, plan.stop, config, tuple(datasets), model, train_loader, eval_loader, read, repeated)
 
 
 def _first_row(rows: TrainRows, before: Sequence[Phase]) -> int:

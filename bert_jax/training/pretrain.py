@@ -6,6 +6,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -33,7 +34,7 @@ from bert_jax.tracking.trackers import Tracker
 from bert_jax.training.checkpointer import Checkpointer
 from bert_jax.training.checkpoints import Checkpoint, check_place, newest_step, save_parameters
 from bert_jax.training.evaluation import Evaluator, MaskedSamples
-from bert_jax.training.initialization import fill_in_from_checkpoint, initialize_from, open_init
+from bert_jax.training.initialization import fill_in_from_checkpoint, initialize_from, open_init, repeat_positions
 from bert_jax.training.loop import Evaluate, LogMetrics, Save, StepRange, Trace, run_steps
 from bert_jax.training.objectives import make_objective
 from bert_jax.training.optimizer import leave_untrained, make_optimizer
@@ -133,6 +134,8 @@ def _pretrain(run: Run, config: PretrainConfig) -> dict[str, float]:
     for phase in phases:
         if start < phase.stop and not config.target.is_reached(evaluation or scores):
             spec, train_step = planned if phase is current else plan_step(mesh, phase, phase.model)
+            if phase.repeated and start <= phase.start:
+                state = replace(state, parameters=repeat_positions(state.parameters, phase.repeated))
             state, evaluation = _train_phase(
                 run, phases, phase, spec, train_step, state, max(start, phase.start), position.get("unlogged"),
                 milestones, trace,

@@ -79,6 +79,15 @@ def test_losses_are_those_that_training_logged(settings: dict, dataset_dir: Path
         assert [sample["loss"] for sample in samples] == sorted((sample["loss"] for sample in samples), reverse=True)
 
 
+def test_losses_where_positions_repeat(dataset_dir: Path, corpus_file: Path, vocabulary_file: Path, tmp_path: Path):
+    helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "short", seq_len=32)
+    phases = ({"steps": 1, "data.path": str(tmp_path / "short")}, {"steps": 2})
+    settings = {"phases": phases, "total_steps": 3, "optimizer__warmup_steps": 1, "optimizer__learning_rate": 0.1}
+    logged = run(dataset_dir, tmp_path / "run", repeat_positions=True, **settings)
+    for step in (2, 3):
+        assert inspect_step(str(tmp_path / "run"), step)["loss"] == pytest.approx(logged[step]["loss"], rel=2e-6)
+
+
 def test_the_batch_is_that_of_the_step_in_any_phase(workdir: Path, monkeypatch: pytest.MonkeyPatch):
     logged = {row["step"]: row for row in helpers.train_rows(workdir)}
     assert helpers.kept_steps(workdir) == [0, 1, 5, 6]

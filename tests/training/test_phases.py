@@ -234,7 +234,7 @@ def test_run_killed_at_phase_boundary_resumes_to_the_same_result(
     """The newest checkpoint is that of the boundary when the kill comes, so that the second phase starts anew."""
     settings = {
         "phases": two_phases(short_dir, dataset_dir, 100), "total_steps": 200, "optimizer.warmup_steps": 20,
-        "checkpoint.every_steps": 1000, "optimizer.restart_schedule": restart,
+        "checkpoint.every_steps": 1000, "optimizer.restart_schedule": restart, "repeat_positions": restart,
     }  # fmt: skip
     assert train(dataset_dir, tmp_path / "straight", **settings).returncode == 0
     killed = train_until(110, dataset_dir, tmp_path / "killed", signal.SIGKILL, saved=100, **settings)
@@ -244,6 +244,57 @@ def test_run_killed_at_phase_boundary_resumes_to_the_same_result(
     assert resumed.returncode == 0, resumed.stderr
     assert "from step 100" in resumed.stderr
     assert_same_run(tmp_path / "killed", tmp_path / "straight")
+
+
+@pytest.mark.usefixtures("all_devices")
+def test_new_positions_of_a_longer_phase_repeat_the_trained_ones(short_dir: Path, dataset_dir: Path, tmp_path: Path):
+    """The second phase, at a rate of 0, has rows of 64 tokens after 32, of a model with 128 positions."""
+    phases = ({"steps": 2, "data.path": str(short_dir)}, {"steps": 1, "optimizer.learning_rate": 0.0}, {"steps": 1})
+    config = helpers.small_config(
+        dataset_dir, phases=phases, total_steps=4, optimizer__warmup_steps=1, optimizer__learning_rate=0.1,
+        model__max_position_embeddings=128, repeat_positions=True, checkpoint__every_steps=1, checkpoint__keep=4,
+        mesh__fsdp=2, mesh__tensor=2, mesh__zero1=True,
+    )  # fmt: skip
+    pretrain(config, str(tmp_path))
+    before, after, end = (
+        open_checkpoint(str(tmp_path / "checkpoints" / str(step))).load_parameters() for step in (2, 3, 4)
+    )
+    old = np.asarray(before["embeddings"].pop("position"))
+    np.testing.assert_array_equal(after["embeddings"].pop("position"), np.concatenate([old[:32]] * 4))
+    jax.tree.map(np.testing.assert_array_equal, before, after)
+    trained = np.asarray(end["embeddings"]["position"])
+    assert (trained[32:64] != trained[:32]).all()  # they are parameters of their own
+
+
+def test_a_run_that_resumes_repeats_positions_only_where_the_phase_begins(
+    short_dir: Path, dataset_dir: Path, tmp_path: Path
+):
+    config = phased(short_dir, dataset_dir, repeat_positions=True, checkpoint__every_steps=1, checkpoint__keep=9)
+    pretrain(config, str(tmp_path / "straight"))
+    for newest in (4, 5):
+        folder = tmp_path / f"from {newest}"
+        shutil.copytree(tmp_path / "straight", folder)
+        for step in range(newest + 1, 9):
+            shutil.rmtree(folder / "checkpoints" / str(step))
+        pretrain(config, str(folder))
+        assert_same_run(folder, tmp_path / "straight")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"phases": ()},
+        {"phases": ({"steps": 4}, {"steps": -1})},
+        {"model__position_embedding_type": "rotary"},
+        {"init": "/a/checkpoint"},
+    ],
+)
+def test_repeated_positions_where_none_are_new_are_refused(
+    overrides: dict, short_dir: Path, dataset_dir: Path, tmp_path: Path
+):
+    settings = {"phases": two_phases(short_dir, dataset_dir), **overrides}
+    with pytest.raises(InputError, match="repeat_positions=True: requires"):
+        pretrain(helpers.small_config(dataset_dir, repeat_positions=True, **settings), str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
