@@ -180,7 +180,7 @@ CHANGEABLE = (
     "eval_batches", "eval_at_start", "max_nonfinite_steps", "target.", "mesh.", "attention", "remat",
     "gradient_reduce_dtype",
     "scan_layers", "checkpoint.", "profile.", "tracking.", "stall_", "data.path", "data.seq_len", "data.skip_steps",
-    "optimizer.", "phases", "compilation_cache",
+    "optimizer.", "phases", "repeat_positions", "compilation_cache",
 )  # fmt: skip
 
 
