@@ -269,7 +269,8 @@ def test_new_positions_of_a_longer_phase_repeat_the_trained_ones(short_dir: Path
 def test_a_run_that_resumes_repeats_positions_only_where_the_phase_begins(
     short_dir: Path, dataset_dir: Path, tmp_path: Path
 ):
-    config = phased(short_dir, dataset_dir, repeat_positions=True, checkpoint__every_steps=1, checkpoint__keep=9)
+    settings = {"checkpoint__every_steps": 1, "checkpoint__keep": 9, "optimizer__restart_schedule": True}
+    config = phased(short_dir, dataset_dir, repeat_positions=True, **settings)
     pretrain(config, str(tmp_path / "straight"))
     for newest in (4, 5):
         folder = tmp_path / f"from {newest}"
@@ -278,6 +279,10 @@ def test_a_run_that_resumes_repeats_positions_only_where_the_phase_begins(
             shutil.rmtree(folder / "checkpoints" / str(step))
         pretrain(config, str(folder))
         assert_same_run(folder, tmp_path / "straight")
+    alone = {"global_batch_size": 32, "data__max_predictions": 5, "total_steps": 4}
+    pretrain(helpers.small_config(short_dir, **alone, **settings), str(tmp_path / "added"))
+    pretrain(config, str(tmp_path / "added"))
+    assert_same_run(tmp_path / "added", tmp_path / "straight")
 
 
 @pytest.mark.parametrize(
