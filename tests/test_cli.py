@@ -149,7 +149,9 @@ def test_json_is_the_only_output(journey: Path, tmp_path: Path, capsys: pytest.C
     evaluated = results(["evaluate", "--checkpoint", run, "--data", data], capsys)
     for name in ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "unigram_loss"):
         assert evaluated[name] == pytest.approx(helpers.eval_rows(run)[-1][name], rel=1e-5)
-    ((filling, *_),) = results(["fill-mask", "--checkpoint", run, TEXT, "--top", 2], capsys)["texts"][0]["masks"]
+    first, second = results(["fill-mask", "--checkpoint", run, TEXT, TEXT, "--top", 2], capsys)["texts"]
+    assert first == second
+    ((filling, *_),) = first["masks"]
     assert set(filling) == {"token", "probability", "text"}
     (tmp_path / "lines.txt").write_text("the ship .\n")
     features = ["features", "--checkpoint", run, "--input", tmp_path / "lines.txt", "--output", tmp_path / "f.jsonl"]

@@ -86,12 +86,12 @@ def fill_mask(text: Sequence[str], /, checkpoint: Checkpoint, *, top: int = 5) -
     from bert_jax.inference import pretrained
 
     model = pretrained.load(checkpoint)
-    found = {one: model.fill_mask(one, top) for one in text}
+    found = [(one, model.fill_mask(one, top)) for one in text]
     lines = [
         "".join(f"{filling.probability:.4f}  {filling.token:<16}  {filling.text}\n" for filling in fillings)
-        for masks in found.values() for fillings in masks
+        for _, masks in found for fillings in masks
     ]  # fmt: skip
-    return Result({"texts": [{"text": one, "masks": masks} for one, masks in found.items()]}, "\n".join(lines))
+    return Result({"texts": [{"text": one, "masks": masks} for one, masks in found]}, "\n".join(lines))
 
 
 @command
@@ -192,8 +192,8 @@ def import_(
         one; or a TensorFlow checkpoint (its folder, or such as DIR/bert_model.ckpt) beside bert_config.json and
         vocab.txt
       output: a new folder
-      cased: keep case and accents, regardless of the source's settings
-      uncased: lowercase and strip accents, regardless of the source's settings
+      cased: a vocab.txt keeps case and accents, regardless of the source's settings
+      uncased: a vocab.txt is lowercase without accents, regardless of the source's settings
       layers: import these layers alone, from 0 and in this order, such as 0,2,4; a layer may be repeated
       drop: beginnings of the names of weights that are not imported; any other unused weight is refused
 

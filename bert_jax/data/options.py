@@ -63,7 +63,7 @@ class PrepareOptions(CorpusOptions):
     max_line_repeats: NotNegative = 0
     ids_field: str = ""
     allow_unk: Share = 0.2  # Released vocabularies have shares below 0.005 on text that they were trained for.
-    bucket_tokens: Annotated[int, Must("at least 1024", lambda x: x >= 1024)] = 16 << 20
+    bucket_tokens: Annotated[int, Must("in [1024, 2**30]", lambda x: 1024 <= x <= 1 << 30)] = 16 << 20
 
     def __post_init__(self) -> None:
         super().__post_init__()

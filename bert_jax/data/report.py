@@ -142,15 +142,16 @@ def render(report: Mapping[str, Any]) -> list[str]:
 
 def warn(info: DatasetInfo) -> None:
     """Logs what is unusual about a dataset, each once: text that is lost, the eval split, and the labels of pairs."""
-    total, held_out, counts = sum(info.splits.values(), SplitInfo()), info.splits["eval"].documents, describe(info)
+    total, held_out, counts = sum(info.splits.values(), SplitInfo()), info.splits["eval"], describe(info)
     share = total.random_next / max(1, total.instances)
-    causes = {"pairs longer than --seq_len are cut": counts["cut_tokens"]}
+    causes = {"pairs longer than --seq_len are cut, and single sentences with --pairs sop": counts["cut_tokens"]}
     causes |= {f"of the filter of {rule.replace('_', ' ')}": lost["tokens"] for rule, lost in counts["dropped"].items()}
     problems = [
         (
-            info.options["eval_fraction"] and held_out < (2 if info.options["pairs"] == "nsp" else 1),
-            f"The eval split has {held_out} document(s): the filters keep {total.documents:,} of "
-            f"{info.corpus.documents:,}; provide more, or pass --eval_fraction 0",
+            info.options["eval_fraction"]
+            and min(held_out.documents, held_out.instances) < (2 if info.options["pairs"] == "nsp" else 1),
+            f"The eval split has {held_out.documents} document(s) with {held_out.instances} instance(s): the filters "
+            f"keep {total.documents:,} of {info.corpus.documents:,}; provide more, or pass --eval_fraction 0",
         ),
         (
             total.same_document > _SAME_DOCUMENT_SHARE * total.random_next,

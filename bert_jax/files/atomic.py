@@ -45,8 +45,8 @@ def check_file_output(output: str, *, is_new: bool = False) -> None:
     A file that exists will be replaced; with `is_new` it is refused.
     """
     path = parse_path(output)
-    if output == "-" or not path.name or output.endswith("/") or path.is_dir():
-        raise InputError(f"output={output}: expected a file; give it a name, or /dev/stdout for stdout")
+    if output == "-" or not path.name or path.is_dir() or output.endswith(("/", ".gz", ".bz2", ".zst", ".xz")):
+        raise InputError(f"output={output}: expected a file, not compressed; name one, or /dev/stdout for stdout")
     if not _is_stream(output):
         if is_new and exists(path):
             raise InputError(f"output={output}: already exists; choose another name or delete it")

@@ -122,7 +122,7 @@ def open_to_read(path: str) -> BinaryIO:
     """Opens a file, seekable, for reading bytes. Raises as `store_errors` does."""
     with store_errors(path):
         if not is_remote(path):
-            return open(path, "rb")
+            return open(path, "rb", buffering=1 << 20)
         store, name = store_of(path)
         return io.BufferedReader(store.open(name, "rb"), 1 << 20)
 

@@ -20,7 +20,7 @@ from bert_jax.finetuning.tasks.choice import ChoiceTask
 from bert_jax.finetuning.tasks.ner import NerTask
 from bert_jax.finetuning.tasks.squad import SquadTask
 from bert_jax.finetuning.tasks.text import GlueTask, TextTask
-from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.model.task_heads import model_settings
 from bert_jax.progress import Bars, silent
 from bert_jax.text.tokenizer import Tokenizer
 from bert_jax.training.checkpoints import Checkpoint
@@ -91,7 +91,7 @@ def open_model(
     assert found.task is not None
     return load_model(
         found, batch_size=batch_size, max_seq_len=found.task["max_seq_len"], dtype=compute_dtype(dtype),
-        devices=devices, build=BertForTask, head=TaskHead.from_dict(found.task),
+        devices=devices, **model_settings(found.heads, found.task),
     )  # fmt: skip
 
 

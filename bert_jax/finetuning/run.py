@@ -212,10 +212,8 @@ def _train(
         run.checkpointer.description["task"] = _record(setup, task if step == tuned_at else setup.task)
         run.save(step, state, setup.model, {"datasets": [order.hash], "unlogged": log_metrics.unlogged()})
 
-    trace = Trace(config.profile.steps, run.folder)
-    run.stack.callback(trace.close)
     hooks = [
-        trace,
+        Trace(config.profile.steps, run),
         *([Evaluate(evaluate, every=order.steps_an_epoch)] if evaluate.scored else []),
         log_metrics,
         Save(save, every=config.checkpoint.every_steps),

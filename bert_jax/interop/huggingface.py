@@ -19,8 +19,8 @@ from bert_jax.files.atomic import new_folder, read_json, whole_folder
 from bert_jax.finetuning.fine_tuned import RESULT_FILE
 from bert_jax.interop.architectures import ARCHITECTURES, architecture_of, model_config, model_type_of, task_config
 from bert_jax.interop.importing import CONFIG
-from bert_jax.interop.weights import WHOLE, layout, model_settings, state_dict
-from bert_jax.model.task_heads import TaskHead
+from bert_jax.interop.weights import WHOLE, layout, state_dict
+from bert_jax.model.task_heads import TaskHead, model_settings
 from bert_jax.sections import flatten, from_mapping
 from bert_jax.text.conversion import VOCABULARY
 from bert_jax.tracking.metrics import read_metrics

@@ -25,9 +25,10 @@ from bert_jax.interop.architectures import (
     read_model_config,
     read_task,
 )
-from bert_jax.interop.weights import WHOLE, StoredWeight, Weight, layout, model_settings, open_weights, parameters_of
+from bert_jax.interop.weights import WHOLE, StoredWeight, Weight, layout, open_weights, parameters_of
 from bert_jax.model import BertConfig, abstract_parameters
 from bert_jax.model.bert import HEADS, Parameters
+from bert_jax.model.task_heads import model_settings
 from bert_jax.text.conversion import VOCABULARY, open_folder, read_vocab_file
 from bert_jax.text.tokenizer import FILE, SETTINGS, Tokenizer, read_settings, read_tokenizer
 from bert_jax.training.checkpoints import FOLDER, Checkpoint, check_place, open_checkpoint, save_parameters
@@ -222,6 +223,7 @@ def _read(
     task = None
     if drop and not any(output and name.startswith(f"{output}.") for name in weights):
         architecture = None  # then without the heads and the output that its class requires
+        weights = {name: one for name, one in weights.items() if not (output and name.startswith("head."))}
     elif architecture and output:
         bias = weights.get(f"{output}.bias")
         if bias is None or len(bias.shape) != 1:

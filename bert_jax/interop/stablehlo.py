@@ -18,8 +18,8 @@ from safetensors.numpy import save
 from bert_jax.errors import InputError, install_hint
 from bert_jax.files import provenance
 from bert_jax.files.atomic import new_folder, whole_folder
-from bert_jax.interop.weights import model_settings
 from bert_jax.model import abstract_parameters
+from bert_jax.model.task_heads import model_settings
 from bert_jax.training.checkpoints import Checkpoint, check_finite
 
 PROGRAM, PARAMETERS = "model.stablehlo", "parameters.safetensors"

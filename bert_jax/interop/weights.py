@@ -25,7 +25,6 @@ from bert_jax.files.atomic import read_json
 from bert_jax.interop.architectures import ARCHITECTURES, model_type_of
 from bert_jax.model import BertConfig
 from bert_jax.model.bert import Parameters
-from bert_jax.model.task_heads import BertForTask, TaskHead
 
 WHOLE = "model.safetensors"
 
@@ -64,11 +63,6 @@ class Weight:
         for part in self.path:
             parameters = parameters[part]
         return parameters
-
-
-def model_settings(heads: Collection[str], task: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the settings for `abstract_parameters` of a model with these heads, or fine-tuned for a `task`."""
-    return {"heads": heads} if task is None else {"build": BertForTask, "head": TaskHead.from_dict(task)}
 
 
 def layout(config: BertConfig, architecture: str, heads: Collection[str], outputs: int = 0) -> list[Weight]:

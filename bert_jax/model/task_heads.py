@@ -1,6 +1,6 @@
 """BERT with a task output on top, fine-tuned with it (the paper's section 4 and figure 4) or frozen (5.3)."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -272,3 +272,8 @@ class BiLstm(nnx.Module):
             return states, final
         here, above = split_keys(keys, 2)
         return self.above(dropout(states, self.dropout_rate, here), is_real, above)
+
+
+def model_settings(heads: Collection[str], task: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the settings for `abstract_parameters` of a model with these heads, or fine-tuned for a `task`."""
+    return {"heads": heads} if task is None else {"build": BertForTask, "head": TaskHead.from_dict(task)}

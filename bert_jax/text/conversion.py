@@ -79,7 +79,7 @@ def open_folder(folder: epath.Path, *, lowercase: bool | None = None) -> Tokeniz
       InputError: there is no tokenizer, its settings contradict it, or the case of a `vocab.txt` is unknown.
     """
     settings = read_settings(folder)
-    settings |= {} if lowercase is None else {"do_lower_case": lowercase}
+    settings |= {} if lowercase is None else {"do_lower_case": lowercase, "strip_accents": None}
     if (folder / FILE).exists():
         return _check_settings(folder, read_tokenizer(folder / FILE), settings)
     found = [folder / name for name in (VOCABULARY, *SENTENCEPIECE_FILES) if (folder / name).exists()]
@@ -106,8 +106,7 @@ def _check_settings(folder: epath.Path, tokenizer: Tokenizer, settings: Mapping[
     }  # fmt: skip
     for name, value in rules.items() if tokenizer.kind == "wordpiece" else ():
         if value is not None and settings.get(name) not in (None, value):
-            stated = json.dumps(settings[name])
-            raise InputError(f"{folder}: {name}={stated} contradicts the tokenizer; correct one of them")
+            raise InputError(f"{folder}: {name}={json.dumps(settings[name])} contradicts the tokenizer; correct one")
     with refused(f"{folder}: the tokenizer's settings are invalid"):
         added = [settings.get(f"{role}_token") for role in ROLES]
         for name in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder"):

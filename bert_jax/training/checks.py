@@ -152,11 +152,6 @@ def check_mixture(config: PretrainConfig, datasets: Sequence[PreparedDataset]) -
         raise InputError(f"data.weights={weights}: expected {len(datasets)} weights, one for each dataset in data.path")
     if not all(0 < weight < math.inf and weight > 1e-6 * max(weights) for weight in weights):
         raise InputError(f"data.weights={weights}: must be above 0, and above 1e-6 times the largest")
-    if config.objective.nsp and {"nsp", "sop"} <= {dataset.info.options.get("pairs") for dataset in datasets}:
-        raise InputError(
-            f"data.path={config.data.path}: some datasets were prepared with --pairs nsp and some with --pairs sop, "
-            "whose labels differ in meaning; use datasets of one kind, or set objective.nsp=False"
-        )
     wanted = datasets[0].info.seq_len if config.data.seq_len == -1 else config.data.seq_len
     for dataset in datasets:
         if dataset.info.seq_len != wanted:

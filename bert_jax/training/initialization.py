@@ -19,7 +19,7 @@ from bert_jax.errors import InputError
 from bert_jax.files import remote
 from bert_jax.model import abstract_parameters
 from bert_jax.model.bert import Parameters, heads_of
-from bert_jax.model.task_heads import BertForTask, TaskHead
+from bert_jax.model.task_heads import model_settings
 from bert_jax.sections import flatten, from_mapping, with_values
 from bert_jax.training.checkpoints import Checkpoint, newest_intact, open_checkpoint, other_vocabulary_error
 from bert_jax.training.checks import data_paths
@@ -112,9 +112,8 @@ def _load_transform(checkpoint: Checkpoint, spec: StateSpec) -> Parameters:
 
     So they do in `transformers`.
     """
-    shardings, task = spec.shardings.parameters["transform"], checkpoint.task
-    settings: dict[str, Any] = {} if task is None else {"build": BertForTask, "head": TaskHead.from_dict(task)}
-    shapes = abstract_parameters(checkpoint.bert_config, **(settings or {"heads": checkpoint.heads}))[1]
+    shardings, settings = spec.shardings.parameters["transform"], model_settings(checkpoint.heads, checkpoint.task)
+    shapes = abstract_parameters(checkpoint.bert_config, **settings)[1]
     part = next((part for part in ("transform", "mlm_head") if part in shapes), None)
     if part is None:
         return {}

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from etils import epath
 
 from bert_jax.batch import Batch, HostBatch
 from bert_jax.config_keys import RunConfig
@@ -114,11 +113,12 @@ class Trace(Hook):
 
     is_timed = False
 
-    def __init__(self, steps: str, workdir: epath.Path):
-        """`steps` is `A:B`, or "" for none, as in the config."""
+    def __init__(self, steps: str, run: Run):
+        """`steps` is `A:B`, or "" for none, as in the config. A trace is closed with the run."""
         first, last = map(int, (steps or "0:-1").split(":"))
-        self._steps, self._target = range(first, last + 1), workdir / "profile"
+        self._steps, self._target = range(first, last + 1), run.folder / "profile"
         self._folder: tempfile.TemporaryDirectory[str] | None = None  # of the current trace; JAX writes to local disks
+        run.stack.callback(self.close)
 
     def start(self, step: int) -> None:
         if self._begins(step):

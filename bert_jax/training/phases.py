@@ -164,6 +164,12 @@ def open_phases(config: PretrainConfig, mesh: AnyMesh, platform: str | None = No
         seq_len = opened[0].info.seq_len
         fitted = fit_plan(plan, mesh, seq_len, opened[0].tokenizer.vocab_size, str(opened[0].folder), platform)
         phases.append(_open_phase(*fitted, opened, phases))
+    kinds = {one.info.options.get("pairs") for phase in phases for one in phase.datasets if phase.config.objective.nsp}
+    if {"nsp", "sop"} <= kinds:
+        raise InputError(
+            "data.path: some datasets were prepared with --pairs nsp and some with --pairs sop, whose labels differ in "
+            "meaning; use datasets of one kind, or set objective.nsp=False"
+        )
     has_new = any(phase.repeated for phase in phases) and phases[0].model.position_embedding_type == "absolute"
     if config.repeat_positions and (config.init or not has_new):
         raise InputError(

@@ -117,8 +117,7 @@ def _pretrain(run: Run, config: PretrainConfig) -> dict[str, float]:
     )  # fmt: skip
     inputs = describe_inputs(phases, init)
     run.open(config, checkpointer, start=start, total=config.total_steps, inputs=inputs)
-    trace = Trace(config.profile.steps, folder)
-    run.stack.callback(trace.close)
+    trace = Trace(config.profile.steps, run)
     log.info(
         "%s parameters on %d %s devices, mesh %s; steps %d to %d of %d; checkpoints and metrics go to %s",
         f"{parameter_count(phases[0].model):,}", jax.device_count(), jax.devices()[0].device_kind,

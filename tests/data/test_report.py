@@ -45,8 +45,12 @@ def sentences(count: int, of: int = 12) -> list[str]:
         (["\n".join(sentences(n)) for n in range(85, 95)], {"bucket_tokens": 1024}, ["--bucket_tokens --pairs"]),
         (sentences(30), {}, ["--documents --pairs"]),
         (sentences(30), {"pairs": "none"}, []),
+        (sentences(40) + ["\n".join(sentences(n)[-2:]) for n in range(58, 68)], {"pairs": "sop"}, ["--eval_fraction"]),
     ],
-    ids=["one", "no pairs of one", "ordered", "three", "none held out", "filtered", "a shard each", "lone", "no pairs"],
+    ids=[
+        "one", "no pairs of one", "ordered", "three", "none held out", "filtered", "a shard each", "lone",
+        "no pairs", "no pair held out",
+    ],
 )  # fmt: skip
 def test_unusual_corpora(documents, options, expected, tokenizer, tmp_path, caplog):
     (tmp_path / "a.txt").write_text("\n\n".join(documents))

@@ -93,6 +93,7 @@ def test_a_line_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.
     ("content", "lines"),
     [
         (b"a\rb\r", [b"a", b"b"]),
+        (b"a" * 9_000 + b"\rb\r", [b"a" * 9_000, b"b"]),
         (b"a" * 9_000 + b"\rb\r\nc\r\nd", [b"a" * 9_000 + b"\rb\r", b"c\r", b"d"]),
         (b"a\rb" + b"c" * 9_000 + b"\nd", [b"a\rb" + b"c" * 9_000, b"d"]),
     ],

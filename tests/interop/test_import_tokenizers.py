@@ -40,6 +40,15 @@ def test_case_is_what_the_folder_says_or_what_is_given(folder: Path):
         assert checkpoint.tokenizer.lowercase is lowercase
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_a_given_case_decides_about_accents_too(given: bool, folder: Path):
+    (folder / "tokenizer.json").unlink()
+    settings = {"do_lower_case": not given, "strip_accents": not given, "tokenizer_class": "BertTokenizer"}
+    sources.edit_json(folder / "tokenizer_config.json", **settings)
+    tokenizer = import_checkpoint(str(folder), str(folder.with_name("given")), lowercase=given).tokenizer
+    assert tokenizer.content["normalizer"]["strip_accents"] in (None, given)
+
+
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("strip_accents", [True, False])
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "tokenizer.json"])

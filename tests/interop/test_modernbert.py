@@ -72,6 +72,14 @@ def test_model_is_imported_and_exported(architecture: str, fields: dict, tmp_pat
         np.testing.assert_allclose(ours[real], first_outputs(theirs, batch)[real], atol=1e-5)
 
 
+@pytest.mark.parametrize("decoder_bias", [True, False])
+def test_the_encoder_of_a_fine_tuned_modernbert(decoder_bias: bool, tmp_path: Path):
+    """Its layers before the output have the names of the masked-LM head's."""
+    modernbert.save_torch(tmp_path / "hf", "ModernBertForSequenceClassification", decoder_bias=decoder_bias)
+    checkpoint = import_checkpoint(str(tmp_path / "hf"), str(tmp_path / "in"), drop=("classifier",))
+    assert (checkpoint.task, checkpoint.heads) == (None, ())
+
+
 def test_pipelines_of_transformers_agree_with_a_loaded_export(tmp_path: Path):
     _, transformers = require_torch()
     modernbert.save_torch(tmp_path / "hf")

@@ -1,12 +1,13 @@
 """The loop over steps, with a step of its own that counts and a run that writes nothing."""
 
+from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from etils import epath
 
 from bert_jax.config_keys import MeshKeys, PretrainConfig
 from bert_jax.errors import BertJaxError, Interrupted
@@ -15,6 +16,10 @@ from bert_jax.tracking.metrics import RunningMeans
 from bert_jax.training import loop
 
 LIMIT = 10
+
+
+def trace_of(steps: str, folder: Path) -> loop.Trace:
+    return loop.Trace(steps, SimpleNamespace(folder=folder, stack=ExitStack()))
 
 
 class FakeRun:
@@ -40,7 +45,7 @@ class FakeRun:
             start=start,
             total=100,
         )
-        self.trace = trace or loop.Trace("", epath.Path("unused"))
+        self.trace = trace or trace_of("", Path("unused"))
         self.evaluated: list[int] = []
         self.hooks: list[loop.Hook] = []
 
@@ -97,7 +102,7 @@ def test_logged_steps_are_lines_of_keys_and_values(caplog):
 @pytest.mark.parametrize("when", ["between", "evaluated", "traced"])
 def test_run_ended_by_nonfinite_steps_is_saved_at_the_reported_step(when: str, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "is_first", lambda: False)
-    trace = loop.Trace(f"{LIMIT - 1}:{LIMIT}", tmp_path) if when == "traced" else None
+    trace = trace_of(f"{LIMIT - 1}:{LIMIT}", tmp_path) if when == "traced" else None
     fake = FakeRun(trace, is_finite=False)
     with pytest.raises(BertJaxError) as raised:
         fake.go(eval_every=LIMIT if when == "evaluated" else 0)
@@ -112,7 +117,7 @@ def test_trace_that_is_not_recorded_is_due_after_the_same_steps(tmp_path, monkey
     due: list[list[int]] = []
     for is_first in (True, False):
         monkeypatch.setattr(loop, "is_first", lambda is_first=is_first: is_first)
-        trace = loop.Trace("3:4", tmp_path)
+        trace = trace_of("3:4", tmp_path)
         due.append([])
         for step in range(1, 7):
             if trace.is_due(step, set()):
@@ -162,7 +167,7 @@ def test_stopped_run_is_saved_and_not_evaluated():
 
 @pytest.mark.parametrize(("steps", "stop", "spans"), [("3:4", 6, ["3-4"]), ("1:2", 6, ["1-2"]), ("5:9", 6, ["5-"])])
 def test_trace_covers_its_steps(steps: str, stop: int, spans: list[str], tmp_path, monkeypatch):
-    fake = FakeRun(loop.Trace(steps, tmp_path))
+    fake = FakeRun(trace_of(steps, tmp_path))
     traced: list[str] = []
     monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: traced.append(f"{len(fake.flags) + 1}-"))
     monkeypatch.setattr(jax.profiler, "stop_trace", lambda: traced.append(f"{traced.pop()}{len(fake.flags)}"))

@@ -321,13 +321,17 @@ def _row_texts(path: str, kind: str, start: int, end: int | None, options: Corpu
         if isinstance(row, BadRow):
             raise InputError(f"{locate(path, offset)}: {row.problem}")
         try:
-            text = row[field] if field in row else functools.reduce(operator.getitem, field.split("."), row)
+            text = row[field] if field in row else functools.reduce(_member, field.split("."), row)
         except (KeyError, TypeError) as error:
             raise _missing_field(locate(path, offset), field, row, "--text_field") from error
         if isinstance(text, str):
             yield text
         elif text is not None:
             raise InputError(f'{locate(path, offset)}: "{field}" is of type {type(text).__name__}, expected a string')
+
+
+def _member(value: Any, name: str) -> Any:
+    return None if value is None else value[name]  # as in the columns of a table
 
 
 def _missing_field(where: str, field: str, found: Iterable[str], option: str) -> InputError:

@@ -137,9 +137,11 @@ def _build(
     repeated = _repeated_lines(runs, read, job, run_tasks)
     buckets = shards.make_buckets(runs, options, repeated)
     splits: dict[str, list[shards.Built]] = {name: [] for name in SPLITS}
+    token_counts = np.zeros(job.tokenizer.vocab_size, np.int64)
     with closing(bars(total=len(buckets), desc="pair and write", unit=" shards")) as bar:
         for bucket, shard in zip(buckets, run_tasks(partial(shards.build, job, runs, repeated), buckets), strict=True):
-            splits[bucket.split].append(shard)
+            token_counts += shard.token_counts * (bucket.split == "train")
+            splits[bucket.split].append(shard._replace(token_counts=token_counts))  # one array, not one for each
             bar.update(1)
     dropped = {
         rule: sum((shard.dropped.get(rule, Counts()) for split in splits.values() for shard in split), Counts())
@@ -152,10 +154,9 @@ def _build(
             cause = "no document has two sentences, which pairs=sop needs"
         cause = cause or f"eval_fraction={options.eval_fraction} holds out the rest"
         raise InputError(f"the train split is empty: of {read.tokens:,} tokens, {cause}")
-    arrays = {TOKEN_COUNTS_FILE: np.asarray(sum(shard.token_counts for shard in splits["train"]))}
+    arrays = {TOKEN_COUNTS_FILE: token_counts}
     for name, split in splits.items():
-        lengths = [np.zeros(0, np.uint16), *(shard.lengths for shard in split)]
-        arrays[dataset.lengths_file(name)] = np.concatenate(lengths)
+        arrays[dataset.lengths_file(name)] = np.concatenate([np.zeros(0, np.uint16), *(one.lengths for one in split)])
     contents = {name: dataset.array_bytes(array) for name, array in arrays.items()}
     info = DatasetInfo(
         tokenizer={name: getattr(job.tokenizer, name) for name in dataset.TOKENIZER_FIELDS},

@@ -242,6 +242,11 @@ def test_text_field_is_a_field_of_json(write, record, field):
     assert documents(write("a.jsonl", json.dumps(record)), text_field=field) == ["words"]
 
 
+def test_a_null_has_no_document_also_in_place_of_an_object(write):
+    records = [{"a": {"b": "words"}}, {"a": {"b": None}}, {"a": None}, {"a.b": None, "a": {"b": "no"}}]
+    assert documents(write("a.jsonl", "\n".join(map(json.dumps, records))), text_field="a.b") == ["words"]
+
+
 @pytest.mark.parametrize(
     ("record", "field", "found"),
     [

@@ -248,3 +248,8 @@ def test_two_kinds_of_pairs_are_refused_where_their_labels_are_read(dataset_dir,
     with pytest.raises(InputError, match="some with --pairs sop, whose labels differ in meaning"):
         helpers.open_phases(config(folders))
     helpers.open_phases(config(folders, objective__nsp=False))
+    phases = tuple({"steps": 4, "data.path": str(folder)} for folder in folders)
+    with pytest.raises(InputError, match="some with --pairs sop, whose labels differ in meaning"):
+        helpers.open_phases(helpers.small_config(dataset_dir, phases=phases))
+    last = {**phases[1], "objective.nsp": False}
+    helpers.open_phases(helpers.small_config(dataset_dir, phases=(phases[0], last)))

@@ -189,7 +189,8 @@ def test_all_held_out(tokenizer, tmp_path):
     "options",
     [
         {"seq_len": 7}, {"seq_len": 40_000}, {"dupe_factor": 0}, {"short_seq_prob": 1.1}, {"eval_fraction": 1.0},
-        {"eval_fraction": -0.1}, {"eval_fraction": float("nan")}, {"bucket_tokens": 10}, {"sentences": "words"},
+        {"eval_fraction": -0.1}, {"eval_fraction": float("nan")}, {"bucket_tokens": 10}, {"bucket_tokens": 1 << 31},
+        {"sentences": "words"},
         {"max_line_repeats": -1}, {"allow_unk": 20}, {"allow_unk": float("nan")},
     ],
 )  # fmt: skip
