@@ -14,7 +14,7 @@ from bert_jax.sections import from_mapping, with_values
 from bert_jax.studies.study import PERPLEXITY
 
 
-@pytest.mark.parametrize(("study", "count"), [(modernbert_ladder, 11), (recipe_trials, 18)], ids=["ladder", "trials"])
+@pytest.mark.parametrize(("study", "count"), [(modernbert_ladder, 11), (recipe_trials, 19)], ids=["ladder", "trials"])
 def test_all_rows_take_as_many_flops(study, count: int):
     config = study.get_config("folder")
     first = from_mapping(PretrainConfig, config.pretraining.to_dict())
