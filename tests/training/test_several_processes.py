@@ -62,6 +62,19 @@ def test_several_processes_train_like_one(count, mesh, alone, dataset_dir, tmp_p
 
 
 @pytest.mark.long
+def test_several_processes_repeat_positions_like_one(
+    dataset_dir: Path, corpus_file: Path, vocabulary_file: Path, tmp_path: Path
+):
+    helpers.prepare_dataset(corpus_file, vocabulary_file, tmp_path / "short", seq_len=32)
+    phases = f"({{'steps': 3, 'data.path': '{tmp_path / 'short'}'}}, {{'steps': -1}})"
+    settings = {"phases": phases, "repeat_positions": True}
+    finish(start(1, dataset_dir, tmp_path / "one", **settings))
+    written = finish(start(2, dataset_dir, tmp_path / "two", **settings, mesh__data=1, mesh__fsdp=4))
+    assert "start as copies" in written[0]
+    assert_same_rows(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.long
 def test_several_processes_fall_back_to_one_step(dataset_dir, tmp_path: Path):
     """Each holds a part of the arrays: the file that is lost is one that not all of them read."""
     mesh = {"mesh__data": 1, "mesh__fsdp": 4}
