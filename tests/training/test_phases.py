@@ -249,33 +249,30 @@ def test_run_killed_at_phase_boundary_resumes_to_the_same_result(
 @pytest.mark.usefixtures("all_devices")
 def test_new_positions_of_a_longer_phase_repeat_the_trained_ones(short_dir: Path, dataset_dir: Path, tmp_path: Path):
     """The second phase, at a rate of 0, has rows of 64 tokens after 32, of a model with 128 positions."""
-    phases = ({"steps": 2, "data.path": str(short_dir)}, {"steps": 1, "optimizer.learning_rate": 0.0}, {"steps": 1})
+    phases = ({"steps": 2, "data.path": str(short_dir)}, {"steps": 1, "optimizer.learning_rate": 0.0})
     config = helpers.small_config(
-        dataset_dir, phases=phases, total_steps=4, optimizer__warmup_steps=1, optimizer__learning_rate=0.1,
-        model__max_position_embeddings=128, repeat_positions=True, checkpoint__every_steps=1, checkpoint__keep=4,
+        dataset_dir, phases=phases, total_steps=3, optimizer__warmup_steps=1, optimizer__learning_rate=0.1,
+        model__max_position_embeddings=128, repeat_positions=True, eval_batches=0,
         mesh__fsdp=2, mesh__tensor=2, mesh__zero1=True,
     )  # fmt: skip
     pretrain(config, str(tmp_path))
-    before, after, end = (
-        open_checkpoint(str(tmp_path / "checkpoints" / str(step))).load_parameters() for step in (2, 3, 4)
-    )
+    before, after = (open_checkpoint(f"{tmp_path}/checkpoints/{step}").load_parameters() for step in (2, 3))
     old = np.asarray(before["embeddings"].pop("position"))
     np.testing.assert_array_equal(after["embeddings"].pop("position"), np.concatenate([old[:32]] * 4))
     jax.tree.map(np.testing.assert_array_equal, before, after)
-    trained = np.asarray(end["embeddings"]["position"])
-    assert (trained[32:64] != trained[:32]).all()  # they are parameters of their own
 
 
 def test_a_run_that_resumes_repeats_positions_only_where_the_phase_begins(
     short_dir: Path, dataset_dir: Path, tmp_path: Path
 ):
     settings = {"checkpoint__every_steps": 1, "checkpoint__keep": 9, "optimizer__restart_schedule": True}
-    config = phased(short_dir, dataset_dir, repeat_positions=True, **settings)
+    settings |= {"eval_batches": 0, "optimizer__warmup_steps": 0}  # the first step of a phase changes the positions
+    config = phased(short_dir, dataset_dir, repeat_positions=True, total_steps=6, **settings)
     pretrain(config, str(tmp_path / "straight"))
     for newest in (4, 5):
         folder = tmp_path / f"from {newest}"
         shutil.copytree(tmp_path / "straight", folder)
-        for step in range(newest + 1, 9):
+        for step in range(newest + 1, 7):
             shutil.rmtree(folder / "checkpoints" / str(step))
         pretrain(config, str(folder))
         assert_same_run(folder, tmp_path / "straight")
