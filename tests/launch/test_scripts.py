@@ -41,14 +41,10 @@ class Slurm:
 
     def start(self, *command: str, **environment: str) -> subprocess.Popen:
         (self.folder / "state").write_text(self.state)
-
-        def obey() -> None:  # a shell cannot trap a signal that its parent ignored
-            for ignored in (signal.SIGINT, signal.SIGHUP):
-                signal.signal(ignored, signal.SIG_DFL)
-
+        obey = ["env", "--default-signal=INT,HUP"]  # a shell cannot trap a signal that its parent ignored
         return child_processes.start(
-            ["bash", SBATCH, *command], cwd=self.folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            preexec_fn=obey,
+            [*obey, "bash", SBATCH, *command], cwd=self.folder, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             env={"PATH": self.path, "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "8", **environment},
         )  # fmt: skip
 

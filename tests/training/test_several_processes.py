@@ -222,10 +222,8 @@ def test_local_cluster_numbers_its_processes_and_forwards_signals(sent: signal.S
         f'trap "exit 75" {sent.name[3:]}; '
         'echo "$JAX_PROCESS_ID of $JAX_NUM_PROCESSES at $JAX_COORDINATOR_ADDRESS"; sleep 60 & wait'
     )
-    process = child_processes.start(
-        [LAUNCHER, "2", "sh", "-c", script], stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(sent, signal.SIG_DFL),  # tests may inherit that it is ignored, as under nohup
-    )  # fmt: skip
+    obey = ["env", f"--default-signal={sent.name}"]  # tests may inherit that it is ignored, as under nohup
+    process = child_processes.start([*obey, LAUNCHER, "2", "sh", "-c", script], stdout=subprocess.PIPE, text=True)
     lines = sorted(process.stdout.readline() for _ in range(2))
     process.send_signal(sent)
     assert process.wait(timeout=20) == 75
