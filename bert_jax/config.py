@@ -81,10 +81,9 @@ def with_overrides(config: S, overrides: Mapping[str, Any]) -> S:
     config = with_values(config, overrides)
     for key in overrides:
         prefix = "pretraining." if key.startswith("pretraining.") else ""
-        if (name_of_phases := f"{prefix}phases") in overrides:
-            continue
-        name = key.removeprefix(prefix)
-        for number, phase in enumerate(dict(flatten(config)).get(name_of_phases) or ()):
-            if name in phase and (own := f"{name_of_phases}.{number}.{name}") not in overrides:
+        phases, name = f"{prefix}phases", key.removeprefix(prefix)
+        kept = () if phases in overrides else dict(flatten(config)).get(phases) or ()
+        for number, phase in enumerate(kept):
+            if name in phase and (own := f"{phases}.{number}.{name}") not in overrides:
                 raise InputError(f"{key}: has no effect in phase {number}, which sets {name}={phase[name]}; set {own}")
     return config

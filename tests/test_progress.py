@@ -1,4 +1,4 @@
-"""What is hidden of the log, and the cores that a process counts."""
+"""Log that progress bars hide, and number of cores that a process may use."""
 
 import logging
 import os

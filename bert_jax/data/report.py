@@ -144,7 +144,7 @@ def warn(info: DatasetInfo) -> None:
     """Logs what is unusual about a dataset, each once: text that is lost, the eval split, and the labels of pairs."""
     total, held_out, counts = sum(info.splits.values(), SplitInfo()), info.splits["eval"], describe(info)
     share = total.random_next / max(1, total.instances)
-    causes = {"pairs longer than --seq_len are cut, and single sentences with --pairs sop": counts["cut_tokens"]}
+    causes = {"pairs longer than --seq_len are cut, as are lone sentences with --pairs sop": counts["cut_tokens"]}
     causes |= {f"of the filter of {rule.replace('_', ' ')}": lost["tokens"] for rule, lost in counts["dropped"].items()}
     problems = [
         (

@@ -21,6 +21,7 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.files.remote import exists, is_remote, is_taken, parse_path, store_errors, store_of
+from bert_jax.files.text_files import COMPRESSED
 
 
 def make_folder(folder: epath.Path) -> None:
@@ -45,7 +46,7 @@ def check_file_output(output: str, *, is_new: bool = False) -> None:
     A file that exists will be replaced; with `is_new` it is refused.
     """
     path = parse_path(output)
-    if output == "-" or not path.name or path.is_dir() or output.endswith(("/", ".gz", ".bz2", ".zst", ".xz")):
+    if output == "-" or not path.name or output.endswith("/") or path.is_dir() or path.suffix.lower() in COMPRESSED:
         raise InputError(f"output={output}: expected a file, not compressed; name one, or /dev/stdout for stdout")
     if not _is_stream(output):
         if is_new and exists(path):

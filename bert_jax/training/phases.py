@@ -173,8 +173,8 @@ def open_phases(config: PretrainConfig, mesh: AnyMesh, platform: str | None = No
     has_new = any(phase.repeated for phase in phases) and phases[0].model.position_embedding_type == "absolute"
     if config.repeat_positions and (config.init or not has_new):
         raise InputError(
-            "repeat_positions=True: requires learned positions, no init, whose positions repeat anyway, and a phase "
-            "with longer rows than those before it; set it to False"
+            "repeat_positions=True: requires learned positions, a phase with longer rows than those before it, and no "
+            "init, with which positions repeat anyway; otherwise set it to False"
         )
     target = config.target
     is_possible = 0 < target.value <= (1 if target.metric.endswith("accuracy") else math.inf)

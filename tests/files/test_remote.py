@@ -199,7 +199,7 @@ def test_the_working_folder_is_no_output(name: str, tmp_path: Path, monkeypatch:
         atomic.new_folder(name.format(tmp_path / "here"))
 
 
-@pytest.mark.parametrize("name", ["", "folder/", "old", "a.jsonl.gz"])
+@pytest.mark.parametrize("name", ["", "folder/", "old", "a.jsonl.gz", "a.XZ"])
 def test_output_that_is_no_file_is_refused(name: str, tmp_path: Path):
     (tmp_path / "old").mkdir()
     with pytest.raises(InputError, match=r"^output=.*expected a file"):
