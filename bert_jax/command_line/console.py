@@ -52,7 +52,6 @@ class _BarSafeHandler(logging.Handler):
             line = self.format(record)
             if not sys.stderr.isatty():
                 sys.stderr.write(f"{line}\n")
-                sys.stderr.flush()
             elif not getattr(record, "on_bar", False):
                 from tqdm import tqdm
 

@@ -13,7 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -82,9 +82,11 @@ def whole_path(path: str | os.PathLike[str]) -> Iterator[Path]:
             left.unlink()
     partial = final.with_name(f".{final.name}.partial-{os.urandom(4).hex()}")
     try:
-        with store_errors(path), open(partial, "xb") as held:
-            with suppress(OSError):  # a file system without locks, where nothing is deleted either
-                fcntl.flock(held, fcntl.LOCK_EX)
+        with store_errors(path), ExitStack() as locks:
+            while not partial.exists():  # again where another process deleted it before the lock
+                held = locks.enter_context(open(partial, "xb"))
+                with suppress(OSError):  # a file system without locks, where nothing is deleted either
+                    fcntl.flock(held, fcntl.LOCK_EX)
             yield partial
             with open(partial, "rb") as file:
                 os.fsync(file.fileno())

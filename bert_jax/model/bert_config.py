@@ -1,7 +1,6 @@
 """The sizes of a BERT, by the names of `bert_config.json`, and the switches that make it a ModernBERT."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -87,10 +86,6 @@ class BertConfig(Section):
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields by name."""
         return dataclasses.asdict(self)
-
-    def to_json(self) -> str:
-        """Returns the text of `bert_config.json`."""
-        return json.dumps(self.to_dict(), indent=2, sort_keys=True) + "\n"
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "BertConfig":

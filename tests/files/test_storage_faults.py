@@ -1,6 +1,7 @@
 """Faults below the file layer: what a command says, with which status, and what it leaves for the next run."""
 
 import errno
+import fcntl
 import os
 import shutil
 import subprocess
@@ -195,6 +196,25 @@ def test_the_next_write_deletes_what_a_killed_process_left_and_not_what_another_
     living.wait()
     atomic.write_whole(target, b"again")
     assert [*folder.iterdir()] == [target]
+
+
+def test_a_file_that_another_writer_deletes_before_it_is_locked_is_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    target, lock = tmp_path / "a.jsonl", fcntl.flock
+
+    def lock_after_another_writer(file: int, operation: int) -> None:
+        monkeypatch.undo()
+        atomic.write_whole(target, b"before")
+        lock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", lock_after_another_writer)
+    with atomic.whole_file(target) as file:
+        atomic.write_whole(target, b"meanwhile")
+        assert len([*tmp_path.iterdir()]) == 2
+        file.write(b"whole")
+    assert target.read_bytes() == b"whole"
+    assert [*tmp_path.iterdir()] == [target]
 
 
 KILLED = """
