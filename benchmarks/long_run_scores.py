@@ -103,7 +103,8 @@ def cost(metrics: Sequence[dict[str, Any]], config: PretrainConfig, step: int) -
 def evaluate(output: Path, step: int, length: int) -> dict[str, float]:
     checkpoint = output / "run" / "checkpoints" / str(step)
     scores = json.loads(bert_jax("evaluate", "--checkpoint", checkpoint, "--data", output / f"data{length}"))
-    return {f"{name}_{length}": scores[name] for name in ("mlm_loss", "mlm_accuracy", "nsp_accuracy")}
+    names = ("mlm_loss", "mlm_accuracy", "nsp_accuracy")  # the last one with next sentences only
+    return {f"{name}_{length}": scores[name] for name in names if name in scores}
 
 
 def draw(

@@ -81,7 +81,7 @@ def plan_run(
     coming = {*range(0, config.total_steps + 1, keys.every_steps), *(phase["last_step"] for phase in phases)} - {0}
     steps, milestones = {step for step in coming if step > start}, {*(before.milestones if before else ())}
     steps |= {int(found.name) for found in (complete_steps(folder) if folder and before else ())}
-    milestones |= {step for step in range(start, config.total_steps + 1) if keys.is_milestone(step)}
+    milestones |= {step for step in steps | {*range(start, config.total_steps + 1)} if keys.is_milestone(step)}
     kept = len({*sorted(steps | milestones)[-keys.keep :], *milestones})
     left = sum(
         phase["model_flops_per_step"] * max(0, phase["last_step"] - max(start, phase["first_step"] - 1))

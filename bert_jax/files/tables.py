@@ -51,13 +51,13 @@ def read_table(path: str, names: Sequence[str] = ()) -> Iterator[tuple[int | str
     kind = text_files.named_format(path)
     if not kind:
         raise InputError(f"{path}: unknown format; expected a name ending in .csv, .tsv, .jsonl, .parquet or .arrow")
+    text_files.text_format(path)  # refuses what is not text, and a pipe
     if kind in ("parquet", "arrow"):
         with columnar_file(path, kind) as file:
             for first, batch in file.batches():
                 for number, row in enumerate(batch.to_pylist(), first):
                     yield f"row {number}", row
         return
-    text_files.text_format(path)  # refuses what is not text
     lines = ((number, line) for number, (_, line) in enumerate(text_files.lines_from(path, 0, None), 1))
     for line, row in text_rows(path, kind, lines, Utf8(), names, starts=not names):
         if isinstance(row, BadRow) and row.is_rest:
@@ -111,7 +111,7 @@ def _json_row(line: bytes, utf8: Utf8) -> dict[str, Any] | BadRow:
             text = json.dumps(value, ensure_ascii=False)
             value = json.loads(utf8.decode(text.encode("utf-8", "surrogatepass")))
     except (ValueError, RecursionError) as error:
-        return BadRow(f"not JSON ({error}); expected a JSON object on each line")
+        return BadRow(f"not JSON ({error}); expected a JSON object on each line", is_rest=line.strip() == b"[")
     is_object = isinstance(value, dict)
     return value if is_object else BadRow(f"got {type(value).__name__}, expected a JSON object on each line")
 

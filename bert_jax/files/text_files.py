@@ -42,9 +42,11 @@ def named_format(path: str) -> str:
 def text_format(path: str) -> str:
     """Returns the format of a corpus file: "text", or one of `named_format`.
 
-    A file of another name is "json" if it begins with an object. Raises InputError for a file that cannot be read, and
-    for one that is neither text nor named as a table.
+    A file of another name is "json" if it begins with an object. Raises InputError for a file that cannot be read, for
+    a pipe or device, and for a file that is neither text nor named as a table.
     """
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # it can be read only once
+        raise InputError(f"{path}: expected a regular file; save the input to a file")
     named = named_format(path)
     if named in ("parquet", "arrow"):
         return named
@@ -150,8 +152,6 @@ def decode_line(line: bytes, path: str, offset: int, utf8: Utf8) -> str:
 
 def read_lines(path: str) -> list[str]:
     """Returns the lines of a file of plain text, without the spaces around them. Raises InputError for other files."""
-    if not remote.is_remote(path) and os.path.exists(path) and not os.path.isfile(path):  # a pipe is read only once
-        raise InputError(f"input={path}: expected a regular file; save the input to a file")
     if named_format(path):
         raise InputError(f"input={path}: got a table or JSON lines, expected a file of plain text, one text a line")
     text_format(path)  # refuses what is not text

@@ -180,8 +180,8 @@ def _read_tasks(rows: Sequence[PlannedRow], folder: epath.Path) -> None:
             with prefixed(f"task {task.name!r}"):
                 found, _, others = read_task(config, row.tokenizer)
                 splits = [split.name for split in others if split.is_labelled]
-                if not splits:
-                    raise InputError(f"no file with labels to score in {config.data.path or 'task.dev'}; set task.dev")
+                if not (splits and splits[0].startswith("dev")):
+                    raise InputError(f"no labelled dev file in {config.data.path or 'task.dev'}; set task.dev")
                 known = [f"{split}/{metric}" for split in splits for metric in found.metrics]
                 for column, score in task.columns.items():
                     if score and score not in known and f"{splits[0]}{score}" not in known:

@@ -137,7 +137,7 @@ class TensorBoard(RecordWriter, Tracker):  # type: ignore[misc]  # tensorboard h
         super().__init__(GrowingFile(folder / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"))
         self._write(time.time(), file_version="brain.Event:2")
         purge = SessionLog(status=SessionLog.START)  # TensorBoard drops its events from this step on
-        self._write(time.time(), step=resume_step + 1, session_log=purge)
+        self._write(time.time(), step=resume_step and resume_step + 1, session_log=purge)
 
     def log_config(self, config: Mapping[str, Any]) -> None:
         values = {key: value if isinstance(value, (bool, int, float)) else str(value) for key, value in config.items()}

@@ -142,14 +142,18 @@ def _pretrain(run: Run, config: PretrainConfig) -> dict[str, float]:
     checkpointer.wait()
     shown = f"eval {key_values(evaluation)}" if evaluation else "nothing is scored"
     step = int(jax.device_get(state.step))
-    log.info("Finished step %d%s: %s; checkpoint %s", step, _target(config, evaluation), shown, newest_step(folder))
+    reached = _target(config, evaluation or scores)
+    log.info("Finished step %d%s: %s; checkpoint %s", step, reached, shown, newest_step(folder))
     return evaluation
 
 
 def _scores_at(folder: epath.Path, step: int) -> tuple[dict[str, Any], bool]:
-    """Returns the evaluation of `step` in the metrics of a workdir, {} without one; and whether no row is later."""
+    """Returns the evaluation of `step` in the metrics of a workdir, and whether no row is later.
+
+    The evaluation is {} if there is none, and at step 0, which ends no run.
+    """
     rows = read_metrics(folder)
-    scores = [row for row in rows if row["step"] == step and row.get("split") == "eval"]
+    scores = [row for row in rows if row["step"] == step > 0 and row.get("split") == "eval"]
     return scores[-1] if scores else {}, all(row["step"] <= step for row in rows)
 
 

@@ -178,9 +178,8 @@ def _open_wandb(project: str, folder: epath.Path) -> list[Tracker]:
 CHANGEABLE = (
     "total_steps", "gradient_accumulation", "max_rows_per_device", "log_every_steps", "eval_every_steps",
     "eval_batches", "eval_at_start", "max_nonfinite_steps", "target.", "mesh.", "attention", "remat",
-    "gradient_reduce_dtype",
-    "scan_layers", "checkpoint.", "profile.", "tracking.", "stall_", "data.path", "data.seq_len", "data.skip_steps",
-    "optimizer.", "phases", "repeat_positions", "compilation_cache",
+    "gradient_reduce_dtype", "scan_layers", "checkpoint.", "profile.", "tracking.", "stall_", "data.path",
+    "data.seq_len", "data.skip_steps", "optimizer.", "phases", "repeat_positions", "compilation_cache",
 )  # fmt: skip
 
 

@@ -155,12 +155,12 @@ def test_checkpoints_of_a_started_run_are_counted_and_what_it_infers_is_no_chang
     before = {"total_steps": 6, "checkpoint__every_steps": 2, "checkpoint__milestone_every_steps": 3, **run}
     pretrain(helpers.small_config(dataset_dir, **before), str(workdir))
     assert helpers.kept_steps(workdir) == [0, 3, 4, 6]
-    after = {**run, "total_steps": 9, "checkpoint__every_steps": 100}
+    after = {**run, "total_steps": 9, "checkpoint__every_steps": 100, "checkpoint__milestones": (4,)}
     planned = plan(dataset_dir, **after, workdir=str(workdir))["checkpoints"]
     caplog.clear()
     pretrain(helpers.small_config(dataset_dir, **after), str(workdir))
-    assert helpers.kept_steps(workdir) == [0, 3, 6, 9]
-    assert (planned["kept"], planned["milestones"]) == (4, 3)
+    assert helpers.kept_steps(workdir) == [0, 3, 4, 6, 9]
+    assert (planned["kept"], planned["milestones"]) == (5, 4)
     assert "Changed config keys" in caplog.text
     assert "gradient_accumulation" not in caplog.text
 

@@ -15,6 +15,7 @@ from bert_jax.data.dataset import DatasetInfo, PreparedDataset, Shard, SplitInfo
 from bert_jax.data.records import decode, sequence_lengths
 from bert_jax.interop.architectures import ARCHITECTURES
 from bert_jax.tracking.throughput import RATES
+from bert_jax.training.run import CHANGEABLE
 
 LANGUAGES = {"bash", "python", "text", "json", "yaml", "toml", "diff", "dockerfile"}
 BLOCKS = [block for page in [*docs.PAGES, *docs.OTHER_PAGES] for block in docs.read_blocks(page)]
@@ -117,3 +118,11 @@ def test_examples_in_json_are_json():
     assert blocks
     for block in blocks:
         assert json.loads(block.text), str(block)
+
+
+def test_the_keys_that_may_change_on_resume_are_named():
+    text = (docs.DOCS / "troubleshooting.md").read_text()
+    found = re.search(r"Only these keys may change on resume: ([^;]*); and `(data.skip_steps)`", text)
+    assert found
+    named = {name.rstrip("*") for name in re.findall(r"`([\w.*]+)`", found[1])} | {found[2]}
+    assert named == set(CHANGEABLE)

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+import os
 import re
 from pathlib import Path
 
@@ -117,10 +118,18 @@ def test_a_quote_that_is_never_closed_is_refused_with_its_line(tmp_path: Path, r
         ("a.jsonl", '{"text": 1}\n'.encode("utf-16"), r"a\.jsonl: .*iconv -f UTF-16"),
         ("a.tsv", b"text\tlabel\n\0\t1\n", r"a\.tsv: .*0x00"),
         ("a.parquet", b"PAR1", r"a\.parquet: .*Parquet"),
+        ("a.jsonl", b'[\n{"text": 1},\n{"text": 2}\n]\n', r"a\.jsonl:1: .*object on each line"),
     ],
 )
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path, name: str, content: bytes | None, problem: str):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=problem):
+        list(read_table(str(tmp_path / name)))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+def test_a_pipe_is_refused_because_it_can_be_read_only_once(tmp_path: Path, name: str):
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError, match=rf"{name}: .*regular file"):
         list(read_table(str(tmp_path / name)))

@@ -140,7 +140,7 @@ def test_load_gives_labels_by_name(run: Path, task: Path):
     of_first = [said[0]["probabilities"][name] for name in model.record["classes"]]
     np.testing.assert_allclose(jax.nn.softmax(outputs[0]), of_first, atol=1e-4)
     assert model.predict(texts[0]) == said[:1]
-    with pytest.raises(InputError, match=r"2 text.* 1\b.*pair"):
+    with pytest.raises(InputError, match=r"2 text.* 1\b.*omit the pair"):
         model.predict("the ship", "a wave")
     with pytest.raises(InputError, match="mlm_head"):
         model.fill_mask("the [MASK] .")

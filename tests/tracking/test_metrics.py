@@ -187,6 +187,19 @@ def events_of(workdir: Path) -> EventAccumulator:
     return events
 
 
+@pytest.mark.parametrize(("resumed", "kept"), [(0, []), (4, [0, 4])])
+def test_tensorboard_drops_what_the_start_before_wrote_after_the_checkpoint(
+    tmp_path: Path, resumed: int, kept: list[int]
+):
+    for start, loss in ((0, 1.0), (resumed, 2.0)):
+        with closing(TensorBoard(epath.Path(tmp_path), start)) as tracker:
+            for step in (0, 4, 8):
+                if start == 0 or step > start:
+                    tracker.log({"step": step, "split": "eval", "loss": loss, "time": 1.0})
+    found = [(event.step, event.value) for event in events_of(tmp_path).Scalars("eval/loss")]
+    assert found == [(step, 1.0 if step in kept else 2.0) for step in (0, 4, 8)]
+
+
 def test_tensorboard_has_scalars_hyperparameters_and_samples(tmp_path: Path):
     config = dict(flatten(load_config("bert_tiny")))
     with closing(TensorBoard(epath.Path(tmp_path), 0)) as tracker:

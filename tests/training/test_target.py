@@ -66,6 +66,37 @@ def test_resuming_does_nothing_more_until_the_target_changes(
     assert_same_run(workdir, tmp_path / "plain")
 
 
+def cut(workdir: Path, step: int, *, rows: int) -> None:
+    """Leaves what a kill does: the checkpoints up to `step`, and the metrics up to step `rows`."""
+    for folder in (workdir / "checkpoints").iterdir():
+        if int(folder.name) > step:
+            shutil.rmtree(folder)
+    lines = [line for line in (workdir / "metrics.jsonl").read_text().splitlines() if json.loads(line)["step"] <= rows]
+    (workdir / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_target_that_is_new_on_resume_is_that_of_the_newest_checkpoint(
+    dataset_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    pretrain(config_of(dataset_dir, checkpoint__every_steps=4), str(tmp_path))
+    cut(tmp_path, 4, rows=6)
+    with caplog.at_level("INFO"):
+        pretrain(config_of(dataset_dir, **EASY, checkpoint__every_steps=4), str(tmp_path))
+    assert "Finished step 4, target.metric=mlm_loss of 100.0 reached" in caplog.text
+    assert helpers.kept_steps(tmp_path) == [4]
+
+
+@pytest.mark.usefixtures("one_device")
+def test_the_evaluation_of_step_0_ends_no_run_that_a_kill_left_there(dataset_dir: Path, tmp_path: Path):
+    config = config_of(dataset_dir, **EASY, eval_at_start=True, checkpoint__milestones=(0,))
+    pretrain(config, str(tmp_path))
+    cut(tmp_path, 0, rows=0)
+    assert helpers.kept_steps(tmp_path) == [0]
+    pretrain(config, str(tmp_path))
+    assert helpers.kept_steps(tmp_path)[-1] == 4
+
+
 def test_accuracies_are_to_rise_and_losses_to_fall():
     for metric, at_least in (("mlm_accuracy", True), ("nsp_accuracy", True), ("loss", False), ("nsp_loss", False)):
         target = TargetKeys(metric, 0.5)

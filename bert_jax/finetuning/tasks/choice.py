@@ -5,7 +5,9 @@ beginning of every ending) and `id`, and two or more endings: a list `endings`, 
 so on. SWAG's train.csv, val.csv and test.csv (https://github.com/rowanz/swagaf) name the first two `sent1` and `sent2`.
 """
 
+import csv
 import dataclasses
+import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -126,8 +128,10 @@ class ChoiceTask(Task):
 
     def write(self, split: Split, outputs: Outputs, folder: epath.Path) -> None:
         """Writes the chosen endings in the format of SWAG's leaderboard (rowanz/swagaf `csv_predict.py`)."""
-        rows = (f"{row['id']},{row['prediction']}" for row in self.predictions(split, outputs))
-        write_lines(folder / f"{split.name}.csv", [",pred", *rows])
+        text = io.StringIO()
+        rows = ((row["id"], row["prediction"]) for row in self.predictions(split, outputs))
+        csv.writer(text, lineterminator="\n").writerows([("", "pred"), *rows])
+        write_lines(folder / f"{split.name}.csv", [text.getvalue().removesuffix("\n")])
 
 
 def _choice(row: Mapping[str, Any], number: int, labels: Labels, size: int) -> ChoiceExample:

@@ -101,7 +101,7 @@ class NerTask(Task):
             return [_split_words(row.text_a, row.id, number) for number, row in enumerate(rows)]
         name = os.path.basename(path).lower()
         is_usual = name in itertools.chain(*self.usual_files.values()) or named_format(path) == "tsv"
-        if labels == "ignored" and not is_usual and (name.endswith(".txt") or named_format(path)):
+        if labels == "ignored" and not is_usual and (".txt" in name or named_format(path)):
             raise InputError(f"{path}: expected a word a line (.conll, .tsv); name the column of a table with --text")
         return self._read_conll(path, bad_rows, labels)
 

@@ -285,12 +285,7 @@ class SquadTask(Task):
         """Reads questions; a score is of all of a file, and so refuses a file with one that has no known answer."""
         if columns:
             raise InputError(f"text={' '.join(columns)}: SQuAD has fixed keys; omit it")
-        questions = read_questions(path, bad_rows, training=split == "train")
-        if split == "train":
-            answered = [question for question in questions if self.is_labelled(question)]
-            if not answered:
-                raise InputError(f"{path}: no question has an answer; expected one, or config=finetune/squad:2.0")
-            return answered
+        questions = read_questions(path, bad_rows, training=split == "train", version_2=self.version_2)
         unanswered = [question.id for question in questions if not self.is_labelled(question)]
         if labels == "required" and unanswered:
             raise InputError(

@@ -59,7 +59,7 @@ class Question:
     is_impossible: bool = False
 
 
-def read_questions(path: str, bad_rows: BadRows, *, training: bool) -> list[Question]:
+def read_questions(path: str, bad_rows: BadRows, *, training: bool, version_2: bool = True) -> list[Question]:
     """Reads the questions of a file, in its order.
 
     Args:
@@ -68,6 +68,7 @@ def read_questions(path: str, bad_rows: BadRows, *, training: bool) -> list[Ques
         answer that is not marked impossible, one with an answer that is, and one whose first answer is not at its
         place.
       training: False skips no question because of its answers, so that the score covers all questions.
+      version_2: whether a question to train on may be impossible, as in SQuAD 2.0.
 
     Raises:
       InputError: file not found, not in SQuAD's format, or no usable question; with a strict `bad_rows` also for a
@@ -88,7 +89,7 @@ def read_questions(path: str, bad_rows: BadRows, *, training: bool) -> list[Ques
     for number, (context, entry) in enumerate(entries, start=1):
         name = f" ({entry['id']})" if isinstance(entry, dict) and entry.get("id") else ""
         try:
-            question = _question(context, entry, training)
+            question = _question(context, entry, training, version_2)
             if question.id in questions:
                 raise ValueError("duplicate id")
         except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
@@ -100,19 +101,21 @@ def read_questions(path: str, bad_rows: BadRows, *, training: bool) -> list[Ques
     return list(questions.values())
 
 
-def _question(context: str, entry: Mapping[str, Any], training: bool) -> Question:
+def _question(context: str, entry: Mapping[str, Any], training: bool, version_2: bool) -> Question:
     """Returns the question of an entry. Raises ValueError, LookupError, TypeError or AttributeError if it is bad."""
-    given = [(answer["text"], int(answer["answer_start"])) for answer in entry.get("answers", ())]
+    given = [(answer["text"], int(answer.get("answer_start", -1))) for answer in entry.get("answers") or ()]
     is_impossible = entry.get("is_impossible") is True
     if not entry["id"] or not entry["question"]:
         raise ValueError('"id" and "question" must not be empty')
-    "".join((entry["id"], entry["question"], context, *(text for text, _ in given))).encode()  # all are text
+    "".join((str(entry["id"]), entry["question"], context, *(text for text, _ in given))).encode()  # all are text
+    if training and is_impossible and not version_2:
+        raise ValueError("is_impossible=true is of SQuAD 2.0; use config=finetune/squad:2.0")
     if training and is_impossible == bool(given):
         raise ValueError(f"is_impossible={str(is_impossible).lower()}, but it has {len(given)} answers")
     for text, start in given[:1] if training else ():
         if start < 0 or not text.strip() or not context.startswith(text, start):
             raise ValueError(f"answer {text!r:.60} is not at answer_start={start} in the context")
-    return Question(entry["id"], entry["question"], context, tuple(Answer(*one) for one in given), is_impossible)
+    return Question(str(entry["id"]), entry["question"], context, tuple(Answer(*one) for one in given), is_impossible)
 
 
 # --- Scores -----------------------------------------------------------------------------------------------------------

@@ -178,7 +178,8 @@ class TextTask(Task):
 
     def from_texts(self, texts: Sequence[str], pairs: Sequence[Any]) -> list[TextExample]:
         for pair in pairs:
-            self._check_count("the given text", 1 if pair is None else 2, "give a pair to every text, or to none")
+            count, fix = (1, "give each text a pair") if pair is None else (2, "omit the pair")
+            self._check_count("the given text", count, fix)
         return [TextExample(str(number), *both) for number, both in enumerate(zip(texts, pairs, strict=True))]
 
     def is_labelled(self, example: TextExample) -> bool:

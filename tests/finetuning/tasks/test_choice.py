@@ -1,13 +1,17 @@
 """Endings to choose from: SWAG, and files of one's own."""
 
+import csv
 import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+from etils import epath
 
 from bert_jax.errors import InputError
-from bert_jax.finetuning.task import BadRows
+from bert_jax.finetuning.batches import EncodedExamples
+from bert_jax.finetuning.task import BadRows, Split
 from bert_jax.finetuning.tasks.choice import ChoiceExample, ChoiceTask
 from bert_jax.text.tokenizer import Tokenizer
 
@@ -98,3 +102,11 @@ def test_encoding(tokenizer: Tokenizer):
     assert two.input_ids == (cls, the, ship, sees, sep, the, wave, hears, sep)
     assert (three.input_ids, three.first_length) == ((cls, the, sep, near, sep), 3)
     assert (encoded.group, encoded.labels.tolist()) == (2, [1, 0, 0, 1])
+
+
+def test_the_leaderboard_file_is_csv_for_any_id(tmp_path: Path):
+    examples = [ChoiceExample(name, "It rained.", "", ("a", "b"), None) for name in ("1", 'a,"b"')]
+    outputs = [np.array([0.0, 1.0], np.float32), np.array([1.0, 0.0], np.float32)]
+    ChoiceTask().write(Split("test", examples, EncodedExamples([])), outputs, epath.Path(tmp_path))
+    with (tmp_path / "test.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [["", "pred"], ["1", "1"], ['a,"b"', "0"]]

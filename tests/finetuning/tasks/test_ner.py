@@ -79,7 +79,9 @@ def test_words_to_be_tagged(tmp_path: Path):
     assert [sentence.tags for sentence in read(path, labels="optional")] == [("B-A",), None]
 
 
-@pytest.mark.parametrize("name", ["a.conll", "a.tsv", "test.txt", "table.csv", "rows.jsonl", "lines.txt"])
+@pytest.mark.parametrize(
+    "name", ["a.conll", "a.tsv", "test.txt", "table.csv", "rows.jsonl", "lines.txt", "lines.txt.gz"]
+)
 def test_files_to_predict_have_a_word_a_line_unless_a_column_is_named(tmp_path: Path, name: str):
     path = write(tmp_path / name, "my\nold ship\n")
     if name in ("a.conll", "a.tsv", "test.txt"):
