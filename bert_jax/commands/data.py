@@ -50,10 +50,13 @@ def vocab(
     """
     from bert_jax.files import atomic, remote
     from bert_jax.text.tokenizer import FILE
-    from bert_jax.text.vocabulary_options import check_vocab_options
 
     reading, training = reading or CorpusOptions(), training or VocabularyOptions()
-    check_vocab_options(input, from_, training)
+    if bool(input) == bool(from_):
+        raise InputError(f"from={from_}: has no effect with --input" if from_ else "expected --input, or --from FILE")
+    if from_:
+        training.check_unused(("cased", "keep_accents"), f"with from={from_}; remove it")
+        reading.check_unused((), f"with from={from_}; remove it")
     path = remote.parse_path(output)
     if path.suffix != ".json":
         raise InputError(f"output={output}: expected a name that ends in .json, such as {FILE}")

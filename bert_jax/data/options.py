@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from bert_jax.config_keys import NotNegative, Positive, Share, ShareBelow1
-from bert_jax.sections import Must, Section, flatten
+from bert_jax.sections import Must, Section, flatten, kinds
 from bert_jax.text.sentences import check_language
 
 TEXT_FIELD = "text"
@@ -68,6 +68,9 @@ class PrepareOptions(CorpusOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_language(self.language)
+        if self.ids_field:
+            of_text = {"text_field", "documents", "errors", "sentences", "language"}
+            self.check_unused(kinds(PrepareOptions).keys() - of_text, "with ids_field; remove it")
 
     @property
     def needs_lines(self) -> bool:

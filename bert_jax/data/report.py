@@ -58,7 +58,7 @@ def inspect_dataset(path: str, *, samples: int = 3, seed: int = 0) -> dict[str, 
     info, counts = dataset.info, dataset.token_counts()
     found = describe(info)
     for name, split in info.splits.items():
-        mean = float(dataset.lengths(name).mean()) if split.instances else 0.0
+        mean = float(dataset.lengths(name).mean()) if split.instances else np.nan  # null in JSON
         found[name] |= {"shards": len(split.shards), "mean_length": mean, "padding_share": 1 - mean / info.seq_len}
     count = min(samples, dataset.size("train"))
     batch = TrainRows(dataset, seed=seed, masking=Masking()).rows(np.arange(count)) if count else {}
@@ -84,7 +84,8 @@ def describe_sequence(
 
     `predictions` has the position in the sequence, the target and the input of each; and its loss and the most probable
     piece if the row has `best_ids` and `mlm_loss`, or `ltr_loss`. Those of a `left_to_right` row are not masked: each
-    position predicts the next piece. `random_next` is None for a single segment.
+    position predicts the next piece. `random_next` is the label of a pair, in SOP whether it is swapped; None for a
+    single segment.
     """
     columns, names = np.flatnonzero(row["sequence_ids"] == number), tokenizer.vocab
     pieces = [names[token] for token in row["input_ids"][columns].tolist()]
@@ -130,7 +131,7 @@ def render(report: Mapping[str, Any]) -> list[str]:
         share = split["random_next_share"]
         labels = f", {share:.1%} with a random second segment" if share else ""
         lines.append(f"{name}: {split['documents']:,} documents, {split['instances']:,} instances{labels}")
-        if "shards" in split:
+        if split.get("shards"):
             lines.append(
                 f"  shards: {split['shards']:,}; {split['mean_length']:.1f} tokens per sequence, "
                 f"padding {split['padding_share']:.1%}"

@@ -106,7 +106,8 @@ def _check_settings(folder: epath.Path, tokenizer: Tokenizer, settings: Mapping[
     }  # fmt: skip
     for name, value in rules.items() if tokenizer.kind == "wordpiece" else ():
         if value is not None and settings.get(name) not in (None, value):
-            raise InputError(f"{folder}: {name}={json.dumps(settings[name])} contradicts the tokenizer; correct one")
+            fix = "correct one, or omit --cased and --uncased"
+            raise InputError(f"{folder}: {name}={json.dumps(settings[name])} contradicts the tokenizer; {fix}")
     with refused(f"{folder}: the tokenizer's settings are invalid"):
         added = [settings.get(f"{role}_token") for role in ROLES]
         for name in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder"):

@@ -1,9 +1,7 @@
 """Options of `bert-jax vocab`, each declared once."""
 
-from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
 
-from bert_jax.errors import InputError
 from bert_jax.sections import Must, Section
 
 Kind = Literal["wordpiece", "unigram", "bpe", "byte_bpe"]
@@ -40,11 +38,3 @@ class VocabularyOptions(Section):
     def strip_accents(self) -> bool:
         """True if accents are stripped."""
         return not (self.cased or self.keep_accents)
-
-
-def check_vocab_options(inputs: Sequence[str] | None, source: str | None, training: VocabularyOptions) -> None:
-    """Raises InputError for options of `vocab` that have no effect together, or for a missing one."""
-    if bool(inputs) == bool(source):
-        raise InputError(f"from={source}: has no effect with --input" if source else "expected --input, or --from FILE")
-    if source:
-        training.check_unused(("cased", "keep_accents"), f"with from={source}; remove it")

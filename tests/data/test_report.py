@@ -181,6 +181,8 @@ def test_the_share_of_unknown_tokens(tokenizer, tmp_path):
     text = "\n".join(report.render(found))
     assert "[UNK] 12.500% of tokens" in text
     assert "random" not in text
+    assert text.count("padding") == 1  # the eval split is empty
+    assert np.isnan(found["eval"]["padding_share"])
 
 
 def test_command(dataset_dir, capsys):

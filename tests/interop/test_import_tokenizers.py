@@ -128,7 +128,7 @@ def test_settings_that_would_change_the_ids_of_a_vocab_txt(settings: dict, messa
         ({"additional_special_tokens": ["ship"]}, "'ship'"),
         ({"extra_special_tokens": {"ship_token": "ship"}}, "'ship'"),
         ({"added_tokens_decoder": {"4": {"content": "[MASK]"}, "9": {"content": "ship"}}}, "'ship'"),
-        ({"strip_accents": False}, "strip_accents=false contradicts"),
+        ({"strip_accents": False}, "strip_accents=false contradicts the tokenizer; correct one, or omit --cased"),
         ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars=false"),
         ({"mask_token": "ship"}, "'ship'"),
         ({"additional_special_tokens": 5}, "settings are invalid"),

@@ -91,6 +91,7 @@ def test_released_vocabularies(name, lowercase, data_dir):
         (["vocab", "--output", "t.json"], "--input"),
         (["vocab", "--from", "vocab.txt", "--output", "t.json", "--size", "90"], "--size=90"),
         (["vocab", "--from", "vocab.txt", "--output", "t.json", "--kind", "bpe"], "--kind=bpe"),
+        (["vocab", "--from", "vocab.txt", "--output", "t.json", "--errors", "replace"], "--errors=replace"),
         (["vocab", "--from", "other.json", "--output", "t.json"], "--from=other.json"),
         (["vocab", "--from", "nothing.txt", "--output", "t.json"], "nothing.txt"),
         (["vocab", "--from", "corpus.txt", "--output", "t.json"], "corpus.txt"),

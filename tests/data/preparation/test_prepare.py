@@ -192,6 +192,9 @@ def test_all_held_out(tokenizer, tmp_path):
         {"eval_fraction": -0.1}, {"eval_fraction": float("nan")}, {"bucket_tokens": 10}, {"bucket_tokens": 1 << 31},
         {"sentences": "words"},
         {"max_line_repeats": -1}, {"allow_unk": 20}, {"allow_unk": float("nan")},
+        *({name: value, "ids_field": "ids"} for name, value in {
+            "text_field": "body", "documents": "file", "errors": "replace", "sentences": "lines", "language": "de",
+        }.items()),
     ],
 )  # fmt: skip
 def test_bad_options(options):
