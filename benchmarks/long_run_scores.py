@@ -19,7 +19,7 @@ from typing import Any
 
 from etils import epath
 from processes import bert_jax
-from record import Record, make_parser
+from record import Record, cell, make_parser
 
 from bert_jax.config_keys import PretrainConfig, StudyRow
 from bert_jax.configs.studies import default
@@ -145,6 +145,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=Path, required=True, metavar="FOLDER", help="that of prepare_tasks.sh")
     parser.add_argument("--cores", type=int, default=2, help="cores that the run had (default: 2)")
     parser.add_argument("--figure", type=Path, default=Path("docs/images/long_run.png"), help="output: the curves")
+    parser.add_argument("--only_tasks", nargs="+", default=(), metavar="TASK", help="such as STS-B (default: all)")
     options = parser.parse_args()
     output = options.output.absolute()
     run, study = output / "run", output / "study"
@@ -159,7 +160,7 @@ def main() -> None:
         names = tuple(f"step {step}" for step in wanted)
         bert_jax(
             "study", f"{Path(__file__).absolute()}:{output}", f"--workdir={study}", f"--config.task_data={tasks}",
-            f"--config.only_rows={names}",
+            f"--config.only_rows={names}", f"--config.only_tasks={tuple(options.only_tasks)}",
         )  # fmt: skip
         scores = {row["name"]: row["columns"] for row in json.loads((study / "table.json").read_text())["rows"]}
     for step in wanted:
@@ -167,13 +168,14 @@ def main() -> None:
         for length in LENGTHS if step in ends else LENGTHS[:1]:
             row |= evaluate(output, step, length)
         row |= {"million_tokens": passed["million_tokens"], "core_hours": options.cores * passed["hours"]}
-        cells = {task: cell for task, cell in scores[f"step {step}"].items() if cell.get("values")}
-        for task, cell in cells.items():
-            row |= {f"{task}_mean": cell["mean"], f"{task}_deviation": cell["deviation"], task: cell["values"]}
+        scored = {task: score for task, score in scores[f"step {step}"].items() if score.get("values")}
+        for task, score in scored.items():
+            row |= {f"{task}_mean": score["mean"], f"{task}_deviation": score["deviation"], task: score["values"]}
         tables["ends" if step in ends else "milestones"][step] = row
     for name, columns in (("milestones", COLUMNS), ("ends", COLUMNS_OF_ENDS)):
         if rows := [row for _, row in sorted(tables[name].items())]:  # a shorter run has no milestone but its ends
-            record.set_table(name, columns, rows)
+            filled = {head: form for head, form in columns.items() if any(cell(form, row) for row in rows)}
+            record.set_table(name, filled, rows)
     evaluations = [row for row in metrics if row.get("split") == "eval"]
     curves = {
         length: [
