@@ -94,6 +94,17 @@ def test_figures_of_the_long_runs_are_those_of_their_records():
         assert f"| {row['mlm_loss_128']:.2f} nats | {' | '.join(cells)} |" in text
 
 
+def test_figures_of_the_run_without_next_sentences_are_those_of_its_record():
+    names = ("long_run_mini", "long_run_mini_no_nsp")
+    (mini,), (without,) = (
+        json.loads((BENCHMARKS / "results" / f"{name}.json").read_text())["tables"]["ends"]["rows"] for name in names
+    )
+    page = (docs.DOCS / "numbers" / "long_run.md").read_text()
+    assert f"without them it has {without['STS-B_mean']:.1f} points" in page
+    assert f"\n  {mini['STS-B_mean']:.1f} and the untrained" in page
+    assert f"MLM loss is {mini['mlm_loss_128'] - without['mlm_loss_128']:.2f} nats lower" in page
+
+
 def test_figures_of_the_reference_run_are_those_of_its_evaluation():
     values = json.loads((BENCHMARKS / "reference_cpu" / "evaluation.json").read_text())
     text = (REPOSITORY / "configs" / "bert_tiny.py").read_text()
