@@ -145,7 +145,9 @@ def main() -> None:
     parser.add_argument("--tasks", type=Path, required=True, metavar="FOLDER", help="that of prepare_tasks.sh")
     parser.add_argument("--cores", type=int, default=2, help="cores that the run had (default: 2)")
     parser.add_argument("--figure", type=Path, default=Path("docs/images/long_run.png"), help="output: the curves")
-    parser.add_argument("--only_tasks", nargs="+", default=(), metavar="TASK", help="such as STS-B (default: all)")
+    parser.add_argument(
+        "--only_tasks", nargs="+", default=(), metavar="TASK", help="those of new rows, such as STS-B (default: all)"
+    )
     options = parser.parse_args()
     output = options.output.absolute()
     run, study = output / "run", output / "study"

@@ -21,7 +21,7 @@ from etils import epath
 
 from bert_jax.errors import InputError
 from bert_jax.files.remote import exists, is_remote, is_taken, parse_path, store_errors, store_of
-from bert_jax.files.text_files import COMPRESSED
+from bert_jax.files.text_files import COMPRESSED, is_special
 
 
 def make_folder(folder: epath.Path) -> None:
@@ -56,7 +56,7 @@ def check_file_output(output: str, *, is_new: bool = False) -> None:
 
 def _is_stream(path: str | os.PathLike[str]) -> bool:
     """Returns whether a path is a pipe or a device, such as /dev/stdout, also where that is redirected to a file."""
-    return os.fspath(path).startswith(("/dev/std", "/dev/fd/")) or (os.path.exists(path) and not os.path.isfile(path))
+    return os.fspath(path).startswith(("/dev/std", "/dev/fd/")) or is_special(path)
 
 
 @contextmanager

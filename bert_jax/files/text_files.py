@@ -39,13 +39,18 @@ def named_format(path: str) -> str:
     return _FORMATS.get(os.path.splitext(stem)[1] if extension in COMPRESSED else extension, "")
 
 
+def is_special(path: str | os.PathLike[str]) -> bool:
+    """Returns whether a local path is a pipe or a device, which can be read only once."""
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
 def text_format(path: str) -> str:
     """Returns the format of a corpus file: "text", or one of `named_format`.
 
     A file of another name is "json" if it begins with an object. Raises InputError for a file that cannot be read, for
     a pipe or device, and for a file that is neither text nor named as a table.
     """
-    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):  # it can be read only once
+    if is_special(path):
         raise InputError(f"{path}: expected a regular file; save the input to a file")
     named = named_format(path)
     if named in ("parquet", "arrow"):

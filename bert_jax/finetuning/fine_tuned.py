@@ -45,17 +45,21 @@ def task_of(found: Checkpoint) -> Task:
     return kind.from_record(found.task)
 
 
-def read_task(config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[Task, Split, list[Split]]:
+def read_task(
+    config: FinetuneConfig, tokenizer: Tokenizer, *, needs_scores: bool = False
+) -> tuple[Task, Split, list[Split]]:
     """Reads and encodes the files of a config.
 
     Returns the task, its training split, and the splits to score or predict. Raises InputError if a file
-    cannot be read.
+    cannot be read, and without a dev file if runs are to be compared (`needs_scores`).
     """
     task = KINDS[config.task.kind].from_config(config)
     files = _files(task, config)
     if "train" not in files:
         usual = ", ".join(task.usual_files.get("train", ())) or "it has no usual name"
         raise InputError(f"data.path={config.data.path}: training file not found ({usual}); set task.train=FILE")
+    if needs_scores and not any(split.startswith("dev") for split in files):  # a dev file has labels, or is refused
+        raise InputError("task.dev: a comparison of runs requires a dev file; set it to a labelled file")
     path, bad_rows = files.pop("train"), BadRows(strict=config.data.strict)
     task, examples = task.read_training(path, bad_rows)
     encoded = task.encode(examples, tokenizer, labelled=True)

@@ -61,7 +61,7 @@ def finetune_once(
     config: FinetuneConfig, workdir: str, *, needs_scores: bool = False, stop: StopSignal | None = None,
     bars: Bars = silent, trackers: Sequence[Tracker] = (),
 ) -> dict[str, dict[str, float]]:  # fmt: skip
-    """Runs `finetune` for a config without a search. `needs_scores`: InputError if no split can be scored."""
+    """Runs `finetune` for a config without a search. `needs_scores`: InputError without a dev file."""
     with begin_run(config, workdir, "finetune", stop=stop, bars=bars, trackers=trackers) as run:
         return _finetune(run, config, needs_scores)
 
@@ -137,13 +137,10 @@ def _set_up(config: FinetuneConfig, mesh: Mesh, needs_scores: bool) -> _Setup:
     model = model_of(config, before.bert_config, mesh)
 
     log.info("Reading and tokenizing the files of the task")
-    task, training, splits = read_task(config, before.tokenizer)
+    task, training, splits = read_task(config, before.tokenizer, needs_scores=needs_scores)
     rows = training.encoded
     check_segments(model.type_vocab_size, rows.sequences, "task.train: ")
-    scored = [split.name for split in splits if split.is_labelled]
-    if needs_scores and not (scored and scored[0].startswith("dev")):
-        raise InputError("task.dev: a search requires a labelled split to compare runs; set it to a labelled file")
-    if not scored:
+    if not any(split.is_labelled for split in splits):
         log.warning("No split has labels, so that nothing is scored; set task.dev to a labelled file")
     head = TaskHead(task.kind, task.size, **to_dict(config.head))
     platform = mesh.devices.flat[0].platform

@@ -168,7 +168,7 @@ def _finetuning(config: StudyConfig, row: StudyRow, task: StudyTask, encoder: st
 def _read_tasks(rows: Sequence[PlannedRow], folder: epath.Path) -> None:
     """Reads each task of unfinished cells once.
 
-    Raises InputError for unreadable files, a task without labels to score, and a column of another score.
+    Raises InputError for unreadable files, a task without a dev file, and a column of another score.
     """
     read = set()
     for row in rows:
@@ -178,10 +178,8 @@ def _read_tasks(rows: Sequence[PlannedRow], folder: epath.Path) -> None:
                 continue
             read.add(key)
             with prefixed(f"task {task.name!r}"):
-                found, _, others = read_task(config, row.tokenizer)
+                found, _, others = read_task(config, row.tokenizer, needs_scores=True)
                 splits = [split.name for split in others if split.is_labelled]
-                if not (splits and splits[0].startswith("dev")):
-                    raise InputError(f"no labelled dev file in {config.data.path or 'task.dev'}; set task.dev")
                 known = [f"{split}/{metric}" for split in splits for metric in found.metrics]
                 for column, score in task.columns.items():
                     if score and score not in known and f"{splits[0]}{score}" not in known:

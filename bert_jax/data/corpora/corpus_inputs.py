@@ -19,7 +19,7 @@ from bert_jax.data.corpora import tfds_corpus
 from bert_jax.data.options import TEXT_FIELD
 from bert_jax.errors import InputError
 from bert_jax.files import remote
-from bert_jax.files.text_files import COMPRESSED, named_format
+from bert_jax.files.text_files import COMPRESSED, is_special, named_format
 
 log = logging.getLogger(__name__)
 
@@ -119,9 +119,7 @@ def _remote_files(name: str) -> list[str]:
 
 def is_stream(name: str) -> bool:
     """Returns True for `-` (stdin), and for a pipe or device, such as `<(zcat FILE)` or /dev/stdin."""
-    if name == _STDIN or name.startswith(("/dev/stdin", "/dev/fd/", "/proc/self/")):
-        return True
-    return os.path.exists(name) and not os.path.isfile(name) and not os.path.isdir(name)
+    return name == _STDIN or name.startswith(("/dev/stdin", "/dev/fd/", "/proc/self/")) or is_special(name)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from etils import epath
 
 from bert_jax.config_keys import FinetuneConfig
 from bert_jax.errors import InputError
-from bert_jax.files.text_files import Utf8, lines_from, named_format, text_format
+from bert_jax.files.text_files import COMPRESSED, Utf8, lines_from, named_format, text_format
 from bert_jax.finetuning.batches import EncodedExamples
 from bert_jax.finetuning.task import BadLabel, BadRows, Labels, Outputs, Split, Task, write_lines
 from bert_jax.finetuning.tasks.text import TextTask
@@ -101,7 +101,8 @@ class NerTask(Task):
             return [_split_words(row.text_a, row.id, number) for number, row in enumerate(rows)]
         name = os.path.basename(path).lower()
         is_usual = name in itertools.chain(*self.usual_files.values()) or named_format(path) == "tsv"
-        if labels == "ignored" and not is_usual and (".txt" in name or named_format(path)):
+        is_text = name.endswith((".txt", *(f".txt{extension}" for extension in COMPRESSED)))
+        if labels == "ignored" and not is_usual and (is_text or named_format(path)):
             raise InputError(f"{path}: expected a word a line (.conll, .tsv); name the column of a table with --text")
         return self._read_conll(path, bad_rows, labels)
 

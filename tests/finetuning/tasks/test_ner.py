@@ -80,11 +80,11 @@ def test_words_to_be_tagged(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "name", ["a.conll", "a.tsv", "test.txt", "table.csv", "rows.jsonl", "lines.txt", "lines.txt.gz"]
+    "name", ["a.conll", "a.txt.conll", "a.tsv", "test.txt", "table.csv", "rows.jsonl", "lines.txt", "lines.txt.gz"]
 )
 def test_files_to_predict_have_a_word_a_line_unless_a_column_is_named(tmp_path: Path, name: str):
     path = write(tmp_path / name, "my\nold ship\n")
-    if name in ("a.conll", "a.tsv", "test.txt"):
+    if name in ("a.conll", "a.txt.conll", "a.tsv", "test.txt"):
         (sentence,) = read(path, labels="ignored")
         assert sentence.words == ("my", "old")
     else:
